@@ -22,8 +22,8 @@ from remit.bench.load.bench_processes import CLOCK, BenchProcessError, BenchProc
 from remit.bench.load.http_load import LoadLauncher, ServerTarget, job_manifest
 from remit.bench.load.load_generator import LoadResult
 from remit.bench.report import BenchAim, BenchReport, print_progress
-from remit.cli.local.server import TOKEN_NAME
-from remit.cli.session.token_files import new_token
+from remit.cli.local.server import TOKEN_FILE_NAME
+from remit.cli.session.token_files import generate_token
 from remit.client.api import Api
 from remit.client.http_link import ScopeConnection
 from remit.client.rpc import EndpointCall
@@ -99,7 +99,7 @@ async def _setup(directory: Path) -> AsyncIterator[FloodSetup]:
         data = directory / "data"
         server_process = await processes.start("server", "server", "--data", str(data), "--listen", "127.0.0.1:0")
         url = (await server_process.read_line()).partition(" at ")[2].partition(",")[0]
-        async with Api(url, (data / TOKEN_NAME).read_text().strip()) as api:
+        async with Api(url, (data / TOKEN_FILE_NAME).read_text().strip()) as api:
             flooder, other = [await _create_tenant(api, url, name) for name in (FLOODER, OTHER)]
             nodes = tuple(f"node-{index}" for index in range(AGENTS))
             agents = await _create_token(api, url, "agent", nodes=nodes)
@@ -116,7 +116,7 @@ async def _create_tenant(api: Api, url: str, tenant: str) -> ServerTarget:
 
 async def _create_token(api: Api, url: str, role: TokenRole, **spec_fields: Any) -> ServerTarget:
     """Create a token of this role. Returns the server with it."""
-    token = new_token(RandomIds())
+    token = generate_token(RandomIds())
     spec = TokenSpec(role=role, digest=token_digest(token), expires=expiry_after(CLOCK.wall(), TOKEN_MS), **spec_fields)
     await api.create(Token(metadata=Metadata(name=f"{role}-{spec_fields.get('tenant', 'nodes')}"), spec=spec))
     return ServerTarget(url, token)

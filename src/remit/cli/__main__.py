@@ -1,6 +1,6 @@
-"""Entry point; imports almost nothing, so that an interrupt during import is handled.
+"""Entry point of the `remit` program; imports almost nothing, so that an interrupt during imports is handled.
 
-Here, so that an interrupt ends it alike while it loads and later. Little is loaded here.
+An interrupt has the same outcome while modules load and later: one line on stderr and exit code 130.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ import sys
 from remit.cli.interrupts import insisting
 
 INTERRUPTED = 130
-"""128 and the number of SIGINT, as shells count. No command means anything else by it."""
+"""128 plus the number of SIGINT, as shells report it. No command uses this exit code for anything else."""
 
 
 def main() -> None:
     try:
         with insisting():
-            from remit.cli.main import main as begin  # most of the time until a command is known
+            from remit.cli.main import main as begin  # most of the startup time
         begin()
     except KeyboardInterrupt:
         leave_interrupted("interrupted\n")
 
 
 def leave_interrupted(word: str = "") -> None:
-    """At once. On its usual way out Python complains of what was left halfway; and if the interrupt came while it made a class,
-    it dies of the signal instead: to a shell that is the same, to other programs it is not.
+    """Exit immediately with code 130.
+
+    A normal interpreter exit would print errors about unfinished work. If the interrupt arrived while a class was created,
+    Python would even die of the signal, which shells report as 130 but other programs do not.
     """
     from contextlib import suppress
 
-    with suppress(OSError, ValueError, AttributeError):  # each may be full, gone or closed
+    with suppress(OSError, ValueError, AttributeError):  # the stream may be closed, or its disk full
         sys.stdout.flush()
     with suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(word)

@@ -1,18 +1,23 @@
-"""Guarantees that SIGINT ends a command even if a callback swallows it.
+"""Guarantees that SIGINT ends a block of code even if a callback swallows the KeyboardInterrupt.
 
-What it falls into may swallow whatever is raised there: then it comes again.
+Python ignores exceptions in places such as weakref callbacks, and imported modules may catch everything. An interrupt that
+is lost there is raised again by a timer, and at the latest when the block ends.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` takes its time to load, and this is needed before anything is
+import _signal  # type: ignore[import-not-found]  # `signal` is slow to import, and this runs first
 
 AGAIN_S = 2.0
-"""As long as it may take from where it was raised to the end of what is insisted on."""
+"""Delay until a swallowed interrupt is raised again. It must exceed the time from the interrupt to the end of the block in the
+usual case, so that it is not raised twice.
+"""
 
 
-class insisting:  # noqa: N801  (it is used like a function; one that is decorated would load more)
-    """An interrupt ends this, at the latest when it is over. Whoever has a handler of their own keeps it."""
+class insisting:  # noqa: N801  (used like a function; contextlib would slow down startup)
+    """Context manager that re-raises a swallowed KeyboardInterrupt. It does nothing if the program has installed its own SIGINT
+    handler.
+    """
 
     def __enter__(self) -> None:
         self._heard = False

@@ -1,12 +1,12 @@
-"""Command group: lazily loaded commands, help, suggestions.
+"""Command group `remit`: lazily loaded commands, help sections and suggestions for misspelled commands.
 
-A command's module is loaded only when it is used, so `remit --help` stays quick.
+The module of a command is imported only when the command is used, so that `remit --help` and shell completion stay fast.
 """
 
 from __future__ import annotations
 
 import os
-import signal  # noqa: TID251 - the program's own end, when it is interrupted
+import signal  # noqa: TID251 - handles interrupts of this program itself
 import sys
 import warnings
 from collections.abc import Iterator
@@ -26,7 +26,9 @@ AGAIN_S = 0.001
 
 
 class Lazy(NamedTuple):
-    """Where a command is written, and its line in the help, which must not cost loading it; without one it is not listed."""
+    """Location of a command and its line in `remit --help`. The line is kept here so that the help imports no command modules.
+    Commands without a summary are not listed.
+    """
 
     module: str
     name: str
@@ -34,69 +36,69 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
-    "up": Lazy("remit.cli.local.up", "up", "Run the whole control plane on this machine, with nodes to try things out."),
-    "down": Lazy("remit.cli.local.down", "down", "End what `remit up` runs, with all its work."),
-    "apply": Lazy("remit.cli.commands.apply", "apply", "Create or replace what manifests declare; wait until it stands."),
-    "plan": Lazy("remit.cli.commands.apply", "plan", "Show what an apply would change, and where replicas would go."),
-    "diff": Lazy("remit.cli.commands.apply", "diff", "Show how manifests differ from what is there."),
-    "create": Lazy("remit.cli.commands.create", "create", "Make a secret or a config from files and words."),
-    "get": Lazy("remit.cli.commands.get", "get", "List objects, with the reason why they wait; watch them change."),
-    "status": Lazy("remit.cli.commands.status", "status", "Say how the scope stands, and who should act and does not."),
-    "describe": Lazy("remit.cli.commands.get", "describe", "Tell all about one object: how it fares, what happened."),
-    "explain": Lazy("remit.cli.commands.explain", "explain", "Say why work waits and what would help, or why it is there."),
-    "capacity": Lazy("remit.cli.commands.capacity", "capacity", "Say how many more replicas fit, and what stops the next."),
-    "logs": Lazy("remit.cli.commands.logs", "logs", "Print what a workload's replicas, or one replica, have written."),
-    "exec": Lazy("remit.cli.commands.exec", "execute", "Run a command beside a replica, in its surroundings."),
-    "events": Lazy("remit.cli.commands.events", "events", "Print what happened, to all or to one object."),
-    "top": Lazy("remit.cli.commands.nodes", "top", "Show what nodes and replicas use just now."),
-    "wait": Lazy("remit.cli.commands.rollout", "wait", "Wait until something is true of objects."),
-    "scale": Lazy("remit.cli.commands.rollout", "scale", "Set how many replicas a workload should have."),
-    "rollout": Lazy("remit.cli.commands.rollout", "rollout", "See how a workload's generation comes out, or begin anew."),
-    "delete": Lazy("remit.cli.commands.apply", "delete", "Delete objects by name, as files declare them, or by labels."),
-    "cordon": Lazy("remit.cli.commands.nodes", "cordon", "Place nothing new on nodes."),
-    "uncordon": Lazy("remit.cli.commands.nodes", "uncordon", "Let nodes take work again."),
-    "drain": Lazy("remit.cli.commands.nodes", "drain", "Empty nodes, within what each workload can spare."),
-    "secrets": Lazy("remit.cli.commands.create", "secrets", "Turn the keys with which secrets are sealed."),
+    "up": Lazy("remit.cli.local.up", "up", "Run a complete control plane on this machine, with nodes for trying it out."),
+    "down": Lazy("remit.cli.local.down", "down", "Stop what `remit up` started, including all replicas."),
+    "apply": Lazy("remit.cli.commands.apply", "apply", "Create or replace objects from manifests; can wait until ready."),
+    "plan": Lazy("remit.cli.commands.apply", "plan", "Show what an apply would change and where replicas would go."),
+    "diff": Lazy("remit.cli.commands.apply", "diff", "Show how manifests differ from the stored objects."),
+    "create": Lazy("remit.cli.commands.create", "create", "Create a secret or a config from files and literal values."),
+    "get": Lazy("remit.cli.commands.get", "get", "List objects with their pending reasons; watch changes."),
+    "status": Lazy("remit.cli.commands.status", "status", "Show the state of the scope and leases that are not held."),
+    "describe": Lazy("remit.cli.commands.get", "describe", "Show all details of an object, with its events."),
+    "explain": Lazy("remit.cli.commands.explain", "explain", "Explain why a replica is pending, or where it is."),
+    "capacity": Lazy("remit.cli.commands.capacity", "capacity", "Show how many more replicas fit, and what limits them."),
+    "logs": Lazy("remit.cli.commands.logs", "logs", "Print the output of a workload's replicas or of one replica."),
+    "exec": Lazy("remit.cli.commands.exec", "execute", "Run a command next to a replica, in its sandbox."),
+    "events": Lazy("remit.cli.commands.events", "events", "Print events of all objects or of one."),
+    "top": Lazy("remit.cli.commands.nodes", "top", "Show current resource usage of nodes and replicas."),
+    "wait": Lazy("remit.cli.commands.rollout", "wait", "Wait until objects reach a goal."),
+    "scale": Lazy("remit.cli.commands.rollout", "scale", "Set the number of replicas of a workload."),
+    "rollout": Lazy("remit.cli.commands.rollout", "rollout", "Show the progress of a rollout, or restart replicas."),
+    "delete": Lazy("remit.cli.commands.apply", "delete", "Delete objects by name, by manifest or by label."),
+    "cordon": Lazy("remit.cli.commands.nodes", "cordon", "Mark nodes unschedulable."),
+    "uncordon": Lazy("remit.cli.commands.nodes", "uncordon", "Mark nodes schedulable again."),
+    "drain": Lazy("remit.cli.commands.nodes", "drain", "Move all replicas off nodes, within disruption limits."),
+    "secrets": Lazy("remit.cli.commands.create", "secrets", "Rotate the keys that seal secrets."),
     "server": Lazy("remit.cli.local.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
-    "scheduler": Lazy("remit.cli.local.server", "scheduler", "Run a scheduler of a scope, as a process of its own."),
-    "controllers": Lazy("remit.cli.local.server", "controllers", "Run a scope's controllers, as a process of their own."),
-    "agent": Lazy("remit.cli.local.agent", "agent", "Run the work of this machine, as one node or as several."),
+    "scheduler": Lazy("remit.cli.local.server", "scheduler", "Run a scheduler of a scope as a separate process."),
+    "controllers": Lazy("remit.cli.local.server", "controllers", "Run the controllers of a scope as a separate process."),
+    "agent": Lazy("remit.cli.local.agent", "agent", "Run the agent of this machine, as one node or several."),
     "keeper": Lazy("remit.cli.local.down", "keeper", ""),
     "backup": Lazy("remit.cli.commands.backup", "backup", "Copy the store of a running server to a file."),
-    "restore": Lazy("remit.cli.commands.backup", "restore", "Make a server's store from a backup, as a new incarnation."),
-    "support-bundle": Lazy("remit.cli.local.doctor", "support_bundle", "Gather what a report about a fault needs, redacted."),
-    "doctor": Lazy("remit.cli.local.doctor", "doctor", "Say what is missing on this machine, and the cure."),
-    "context": Lazy("remit.cli.local.context", "context", "Servers by name, and which of them is meant."),
+    "restore": Lazy("remit.cli.commands.backup", "restore", "Create a server's store from a backup, as a new incarnation."),
+    "support-bundle": Lazy("remit.cli.local.doctor", "support_bundle", "Collect redacted diagnostics for a bug report."),
+    "doctor": Lazy("remit.cli.local.doctor", "doctor", "Check this machine for missing requirements, with fixes."),
+    "context": Lazy("remit.cli.local.context", "context", "Manage named servers and choose the current one."),
     "validate": Lazy(
-        "remit.cli.local.validate", "validate", "Check manifests and tell every problem, with its place and cure."
+        "remit.cli.local.validate", "validate", "Check manifests and print every problem with its location and fix."
     ),
     "schema": Lazy("remit.cli.local.validate", "schema", "Print the JSON Schema of a kind, for editors."),
-    "demo": Lazy("remit.demo.demo_command", "demo", "See work run, be explained, and outlive a machine and the server."),
-    "simulate": Lazy("remit.cli.local.simulate", "simulate", "Run scenarios in a world that fails, and check every promise."),
-    "bench": Lazy("remit.bench.bench_command", "bench", "Measure this machine."),
-    "token": Lazy("remit.cli.commands.token", "token", "Who may ask: make, list and revoke tokens."),
-    "audit": Lazy("remit.cli.commands.events", "audit", "Print who did what, and who was refused."),
+    "demo": Lazy("remit.demo.demo_command", "demo", "Run a demo: explanations, and replicas that survive failures."),
+    "simulate": Lazy("remit.cli.local.simulate", "simulate", "Run scenarios with injected faults and check all invariants."),
+    "bench": Lazy("remit.bench.bench_command", "bench", "Run benchmarks on this machine."),
+    "token": Lazy("remit.cli.commands.token", "token", "Create, list and revoke access tokens."),
+    "audit": Lazy("remit.cli.commands.events", "audit", "Print the audit log: changes by users, and refused requests."),
     "version": Lazy("remit.cli.commands.status", "version", "Print the version of this program and of the server."),
-    "completion": Lazy("remit.cli.local.context", "completion", "Print the script that completes commands in your shell."),
+    "completion": Lazy("remit.cli.local.context", "completion", "Print the completion script for your shell."),
 }
 
 
 SECTIONS = {
-    "Begin": ("up", "down", "demo", "doctor", "context"),
-    "Make it so": ("apply", "create", "plan", "diff", "validate", "schema", "scale", "rollout", "wait", "delete"),
-    "Look": ("status", "get", "describe", "explain", "capacity", "logs", "exec", "events", "top"),
+    "Getting started": ("up", "down", "demo", "doctor", "context"),
+    "Manifests and workloads": ("apply", "create", "plan", "diff", "validate", "schema", "scale", "rollout", "wait", "delete"),
+    "Inspection": ("status", "get", "describe", "explain", "capacity", "logs", "exec", "events", "top"),
     "Nodes": ("cordon", "uncordon", "drain"),
-    "People": ("token", "audit"),
-    "Keys": ("secrets",),
-    "Parts, each as a process of its own": ("server", "scheduler", "controllers", "agent"),
-    "Keep it": ("backup", "restore", "support-bundle"),
-    "Prove it": ("simulate", "bench"),
+    "Access": ("token", "audit"),
+    "Secret keys": ("secrets",),
+    "Components as separate processes": ("server", "scheduler", "controllers", "agent"),
+    "Backup and support": ("backup", "restore", "support-bundle"),
+    "Simulation and benchmarks": ("simulate", "bench"),
 }
-"""Where a command stands in the help; what is named nowhere stands at its end."""
+"""Help sections and their commands, in order. Commands that are in no section are listed at the end."""
 
 
 class Commands(click.Group):
-    """A group whose commands are named before they are loaded, and that guesses what a misspelt one meant."""
+    """Command group that imports a command on first use and suggests a similar name for an unknown command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -113,7 +115,7 @@ class Commands(click.Group):
                 raise
             raise click.ClickException(f"`remit {cmd_name}` is not part of this installation") from error
         if not isinstance(command, click.Command):
-            raise click.ClickException(f"{lazy.module}.{lazy.name} is no command")
+            raise click.ClickException(f"{lazy.module}.{lazy.name} is not a command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -121,7 +123,7 @@ class Commands(click.Group):
         named = {name for names in SECTIONS.values() for name in names}
         rest = tuple(name for name in told if name not in named)
         width = max(map(len, told))
-        for title, names in {**SECTIONS, "Besides": rest}.items():
+        for title, names in {**SECTIONS, "Other": rest}.items():
             rows = [(f"{name:<{width}}", told[name]) for name in names if name in told]
             if rows:
                 with formatter.section(title):
@@ -129,8 +131,8 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            cure = did_you_mean(closest_name(args[0], COMMANDS)) or "`remit --help` lists them"
-            ctx.fail(f"there is no command {quoted(args[0])}; {cure}")
+            cure = did_you_mean(closest_name(args[0], COMMANDS)) or "`remit --help` lists all commands"
+            ctx.fail(f"unknown command {quoted(args[0])}; {cure}")
         return super().resolve_command(ctx, args)
 
     def make_context(self, *words: Any, **more: Any) -> click.Context:
@@ -144,7 +146,7 @@ class Commands(click.Group):
 
 @contextmanager
 def _ending_alike() -> Iterator[None]:
-    """Interrupted from its first word on, every command ends with 130: click would say 1, which has meanings of its own."""
+    """Exit with 130 on an interrupt, from argument parsing on. click would exit with 1, which has other meanings here."""
     try:
         yield
     except KeyboardInterrupt:
@@ -154,7 +156,7 @@ def _ending_alike() -> Iterator[None]:
 
 
 def examples(*lines: str) -> str:
-    """An epilog that keeps its line breaks."""
+    """Format an epilog for `--help` that keeps its line breaks."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
@@ -162,49 +164,50 @@ def examples(*lines: str) -> str:
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=examples(
-        "remit apply -f web.yaml --wait    make it so, and see how far it is",
-        "remit get workloads               what there is, and what limits each",
-        "remit explain workload/web        why it waits, and what would help",
-        "remit validate examples/          check every manifest below a directory",
-        "remit get --help                  more about one command",
+        "remit apply -f web.yaml --wait    create or update a workload and show progress",
+        "remit get workloads               list workloads and what limits each",
+        "remit explain workload/web        why it is pending, and what would help",
+        "remit validate examples/          check all manifests in a directory",
+        "remit get --help                  help for one command",
     ),
 )
 @click.version_option(__version__, "--version", "-V", prog_name="remit")
 def remit() -> None:
-    """Remit: a scheduler that can try, before an incident, what it promises for one.
+    """Remit: a scheduler and control plane whose behavior under failures can be simulated before an incident.
 
-    Commands that ask a server find it by --server, REMIT_SERVER or `remit context`. They exit with 0 if it was done, 1 if not,
-    2 if they were misused, and 3 if work was not placed.
+    Commands that call a server find it by --server, REMIT_SERVER or `remit context`. Exit codes: 0 success, 1 failure, 2
+    usage error, 3 replicas could not be placed.
     """
 
 
 def main() -> None:
     if sys.stderr is None:
         _silent_stderr()
-    if sys.stdout is None:  # `>&-`: known now, and not after an hour whose result goes nowhere
+    if sys.stdout is None:  # closed by `>&-`: fail now rather than after a long run whose result is lost
         with suppress(OSError):
-            click.echo("remit: stdout is closed; write >/dev/null to be told nothing", err=True)
+            click.echo("remit: stdout is closed; use >/dev/null to discard the output", err=True)
         sys.exit(2)
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:  # a terminal that cannot show a letter gets its number, not a crash
+        if reconfigure is not None:  # characters that the encoding lacks are escaped instead of raising
             reconfigure(errors="backslashreplace")
     sys.unraisablehook = _hear_interrupts
-    # An interrupt may fall between a coroutine and its task. Last, so that whoever asks for this warning gets it.
+    # An interrupt can arrive between the creation of a coroutine and of its task, and Python would warn about the coroutine.
+    # The filter is appended, so that filters set by the user (`-W`, PYTHONWARNINGS) take precedence.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning, append=True)
     try:
         try:
             remit(prog_name="remit")
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # here, and not after the last line of Python, where nobody could say what went wrong
+                sys.stdout.flush()  # flush here, where an error can still be reported
     except SystemExit as end:
         if end.code == INTERRUPTED:
             leave_interrupted()
         raise
     except BrokenPipeError:
         drop_output()
-        sys.exit(1)  # the reader has seen enough, as in `remit schema Workload | head`
+        sys.exit(1)  # the reader closed the pipe, as in `remit schema Workload | head`
     except OSError as error:
         drop_output()
         where = f"{escaped(str(error.filename))}: " if error.filename else ""
@@ -214,7 +217,9 @@ def main() -> None:
 
 
 def _hear_interrupts(lost: sys.UnraisableHookArgs) -> None:
-    """What is raised while Python drops an object goes nowhere, even an interrupt. That one comes again, a moment later."""
+    """Deliver an interrupt again that was raised where Python ignores exceptions, such as a weakref callback. A timer raises it
+    a moment later, in ordinary code.
+    """
     if issubclass(lost.exc_type, KeyboardInterrupt):
         signal.signal(signal.SIGALRM, signal.default_int_handler)
         signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
@@ -223,17 +228,19 @@ def _hear_interrupts(lost: sys.UnraisableHookArgs) -> None:
 
 
 def _silent_stderr() -> None:
-    """`2>&-`: nobody wants to hear. Its number is taken all the same, or the next file opened would get what is said."""
+    """Open /dev/null as stderr if it was closed (`2>&-`). Otherwise the next opened file would get descriptor 2 and receive
+    error messages.
+    """
     nowhere = os.open(os.devnull, os.O_WRONLY)
     if nowhere != STDERR:
         os.dup2(nowhere, STDERR)
         os.close(nowhere)
     os.set_inheritable(STDERR, True)
-    sys.stderr = open(STDERR, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115 - a number, for good
+    sys.stderr = open(STDERR, "w", encoding="utf-8", buffering=1, closefd=False)  # noqa: SIM115 - stays open until exit
 
 
 def drop_output() -> None:
-    """What could not be written is given up: Python would try once more on its way out, and complain by itself."""
+    """Discard unwritten output. Otherwise Python flushes stdout again at exit and prints an error of its own."""
     with suppress(OSError, ValueError, AttributeError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())

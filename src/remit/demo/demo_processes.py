@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 
 from remit.agent.setup import AgentDirectory
-from remit.cli.local.daemon_options import AGENT, SERVER, TOKEN, URL
-from remit.cli.session.token_files import issued_in
+from remit.cli.local.daemon_options import AGENT_DIRECTORY, SERVER_DIRECTORY, TOKEN_FILE, URL_FILE
+from remit.cli.session.token_files import ensure_issued_token
 from remit.client.api import Api
 from remit.demo.authority_process import AuthorityReady, DemoFailed
 from remit.world.interfaces import Clock
@@ -54,11 +54,11 @@ class DemoCluster:
 
     @property
     def url(self) -> str:
-        return (self.data / SERVER / URL).read_text().strip()
+        return (self.data / SERVER_DIRECTORY / URL_FILE).read_text().strip()
 
     @property
     def token_file(self) -> Path:
-        return self.data / SERVER / TOKEN
+        return self.data / SERVER_DIRECTORY / TOKEN_FILE
 
     @property
     def up_pid(self) -> int:
@@ -76,11 +76,11 @@ class DemoCluster:
 
     async def start_up(self) -> None:
         """Starts `remit up` and waits for its API; a restart uses the same address."""
-        (self.data / SERVER / URL).unlink(missing_ok=True)
+        (self.data / SERVER_DIRECTORY / URL_FILE).unlink(missing_ok=True)
         options = ["--listen", self._listen, "--nodes", str(self._nodes), "--beat", HEARTBEAT, "--context", ""]
         self._up = await self._start("up", ["--data", str(self.data), *options])
         until_ms = self._clock.now_ms() + START_MS_MAX
-        while not (self.data / SERVER / URL).exists():
+        while not (self.data / SERVER_DIRECTORY / URL_FILE).exists():
             if self._up.returncode is not None or self._clock.now_ms() > until_ms:
                 raise DemoFailed(f"`remit up` did not start: {self._log_tail('up')}")
             await self._clock.sleep_ms(20)
@@ -89,7 +89,7 @@ class DemoCluster:
     async def start_agent(self) -> None:
         token_file = self._root / f"{self._machine}.token"
         async with self.api() as api:
-            await issued_in(token_file, api, RandomIds(), "agent", nodes=[self._machine])
+            await ensure_issued_token(token_file, api, RandomIds(), "agent", nodes=[self._machine])
         options = ["--server", self.url, "--token-file", str(token_file)]
         self._agent = await self._start("agent", [*options, "--name", self._machine, "--data", str(self._machine_data)])
 
@@ -115,7 +115,7 @@ class DemoCluster:
 
     async def stop(self) -> None:
         """Stops everything started here, including the replicas that the agents started."""
-        from remit.cli.local.down import end_agent
+        from remit.cli.local.down import stop_agent
         from remit.world.production import production
 
         for process in (self._agent, self._up):
@@ -124,8 +124,8 @@ class DemoCluster:
                 await process.wait()
         world = production()
         try:
-            for root in (self._machine_data, self.data / AGENT):
-                await end_agent(root, world)
+            for root in (self._machine_data, self.data / AGENT_DIRECTORY):
+                await stop_agent(root, world)
         finally:
             await world.offload.close()
 

@@ -24,7 +24,7 @@ from remit.agent.keeper.journal import Journal
 from remit.agent.keeper.protocol import ProcessRecord
 from remit.agent.setup import AgentDirectory, build_secret_files
 from remit.assembly import build_controllers, build_scheduler, run_server
-from remit.cli.local.down import end_keeper
+from remit.cli.local.down import stop_keeper
 from remit.client.authority_client import AuthorityClient
 from remit.client.rpc import EndpointStub
 from remit.correction.framework.loop import LoopTiming
@@ -196,7 +196,7 @@ class AgentProcess:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
             with suppress(Exception):
-                await end_keeper(self.directory.root, 100)
+                await stop_keeper(self.directory.root, 100)
             await asyncio.sleep(0.05)
         build_secret_files(self.directory).destroy()
 

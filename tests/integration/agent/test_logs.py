@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from remit.cli.local.down import end_keeper
+from remit.cli.local.down import stop_keeper
 from remit.model.kinds import Node
 from remit.model.objects import decode
 from remit.model.records import Replica
@@ -121,7 +121,7 @@ def test_logs_of_ended_copies_stay_for_a_while_and_only_so_many() -> None:
         assert await whole(scope, found, stream="stdout") == "hello\n", "it has ended, and can be read"
         agent.kill()
         agent.directory.keeper_pid.unlink()
-        await end_keeper(agent.directory.root, 0)
+        await stop_keeper(agent.directory.root, 0)
         again = scope.agent("--log-bounds", BOUNDS)  # a keeper sweeps when it begins, and every minute
 
         def few() -> bool:

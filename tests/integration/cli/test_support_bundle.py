@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.cli.local.doctor import Cleaner
+from remit.cli.local.doctor import Redactor
 from tests.integration.cli.test_up import Ups
 
 pytestmark = pytest.mark.smoke
@@ -96,7 +96,7 @@ def test_a_bundle_has_what_a_report_needs__and_no_canary_is_in_it(ups: Ups, tmp_
 
 
 def test_what_looks_like_a_secret_is_taken_out_of_any_part() -> None:
-    clean = Cleaner(("a-known-word",))
+    clean = Redactor(("a-known-word",))
     told = clean(
         "x.json", json.dumps({"spec": {"env": {"A": CANARY}, "data": CANARY, "token": CANARY, "name": "web"}}).encode()
     )

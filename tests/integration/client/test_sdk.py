@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from remit.cli.session.token_files import issued_in
+from remit.cli.session.token_files import ensure_issued_token
 from remit.client.api import ALL_TENANTS, Api, ApiError, Bookmark, Changed, Deleted, Synced
 from remit.client.blocking import BlockingApi
 from remit.client.http_link import connect
@@ -306,7 +306,7 @@ def test_a_component_reaches_its_server_by_one_link(tmp_path: Path) -> None:
         world = production()
         with Server(tmp_path / "data") as server:
             async with api_to(server) as api:
-                token = await issued_in(tmp_path / "token", api, world.ids, "scheduler")
+                token = await ensure_issued_token(tmp_path / "token", api, world.ids, "scheduler")
                 async with connect([f"http://127.0.0.1:{server.port}/"], token, world) as connected:
                     client = connected.client_for(Actor("one", Role.SCHEDULER))
                     assert (await client.status()).scope == "local"

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from remit.assembly import api_server
-from remit.cli.session.token_files import token_in
+from remit.cli.session.token_files import read_or_create_token
 from remit.law.timing import Timing
 from remit.serve.auth import enrollment
 from remit.world.net.certificates import CertificateLifetimes
@@ -19,7 +19,7 @@ from remit.world.production import production
 async def main(data: Path, seconds: int) -> None:
     world = production()
     enrollment.AGENT_TOKEN_TTL_MS = seconds * 1000  # type: ignore[misc]
-    token, _ = token_in(data / "token", world.ids)
+    token, _ = read_or_create_token(data / "token", world.ids)
     secured = TlsOptions(lifetimes=CertificateLifetimes(agent_s=seconds))
     async with api_server(
         data,

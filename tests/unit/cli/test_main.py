@@ -102,7 +102,7 @@ def test_a_reader_that_has_seen_enough_is_no_mistake() -> None:
 def test_a_closed_stdout_is_told_in_one_line(arguments: list[str]) -> None:
     command = f"{shlex.join([sys.executable, '-m', 'remit.cli', *arguments])} >&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, check=False, timeout=20)
-    assert (done.returncode, done.stderr) == (2, b"remit: stdout is closed; write >/dev/null to be told nothing\n")
+    assert (done.returncode, done.stderr) == (2, b"remit: stdout is closed; use >/dev/null to discard the output\n")
 
 
 def test_every_command_that_is_interrupted_ends_with_130() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from remit.agent.setup import AgentDirectory
-from remit.cli.session.token_files import issued_in
+from remit.cli.session.token_files import ensure_issued_token
 from remit.client.api import Api
 from remit.model.identity import TokenRole
 from remit.model.kinds import Node, NodeHealth
@@ -176,7 +176,7 @@ class ProcessCluster:
     async def _server_options(self, api: Api, role: TokenRole, nodes: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the options with which a component reaches the server. Each has its own token."""
         file = self._root / f"{role}.token"
-        await issued_in(file, api, RandomIds(), role, nodes=nodes)
+        await ensure_issued_token(file, api, RandomIds(), role, nodes=nodes)
         return "--server", self.url, "--token-file", str(file)
 
     async def stop(self) -> None:

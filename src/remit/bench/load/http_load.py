@@ -15,8 +15,8 @@ import msgspec
 
 from remit.bench.load.bench_processes import CLOCK, BenchProcessError, BenchProcesses, cpu_micros, cpu_spent, quantile
 from remit.bench.load.load_generator import LoadPlan, LoadResult
-from remit.cli.local.server import TOKEN_NAME
-from remit.cli.session.token_files import new_token
+from remit.cli.local.server import TOKEN_FILE_NAME
+from remit.cli.session.token_files import generate_token
 from remit.client.http_transport import HttpTransport
 from remit.model.identity import Token, TokenRole, TokenSpec, expiry_after, token_digest
 from remit.model.kinds import Tenant, TenantSpec
@@ -174,7 +174,7 @@ async def start_server(processes: BenchProcesses, directory: Path, beat_ms: int)
         "server", "server", "--data", str(data), "--listen", "127.0.0.1:0", "--beat", f"{beat_ms}ms"
     )
     url = (await process.read_line()).partition(" at ")[2].partition(",")[0]
-    server = ServerTarget(url, (data / TOKEN_NAME).read_text().strip())
+    server = ServerTarget(url, (data / TOKEN_FILE_NAME).read_text().strip())
     quota = Amount({"cpu": 10**12, "memory": 10**16})
     limits = TenantLimits(workloads=10**7, replicas=10**7, bytes=1 << 40, requests_per_second=10**6, requests_burst=10**7)
     await _declare(server, [Tenant(metadata=Metadata(name=TENANT), spec=TenantSpec(quota=quota, limits=limits))])
@@ -186,7 +186,7 @@ async def create_tokens(server: ServerTarget, specs: Sequence[tuple[TokenRole, S
     ids = RandomIds()
     tokens, declared = list[str](), list[AnyObject]()
     for role, nodes in specs:
-        tokens.append(new_token(ids))
+        tokens.append(generate_token(ids))
         spec = TokenSpec(
             role=role, digest=token_digest(tokens[-1]), expires=expiry_after(CLOCK.wall(), TOKEN_TTL_MS), nodes=tuple(nodes)
         )

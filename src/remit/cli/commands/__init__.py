@@ -1,1 +1,1 @@
-"""Commands that ask a server."""
+"""Commands that call a server."""

@@ -1,10 +1,7 @@
-"""`apply`, `plan`, `diff`, `delete`.
+"""Commands `apply`, `plan`, `diff` and `delete`: change or compare the objects that manifests declare.
 
-Asks the server, which writes nothing, and prints.
-
-Sends them all at once, says what became of each, and can wait until it is so.
-
-Asks the server to delete it, and can wait until it is gone.
+All manifests are read and validated before anything is sent, so a broken file changes nothing. The server computes plans and
+differences and decides the order of writes; this module sends the request, prints the answer, and can wait for the result.
 """
 
 from __future__ import annotations
@@ -18,8 +15,18 @@ import click
 import msgspec
 
 from remit.cli.main import examples
-from remit.cli.session.kind_names import ENDPOINTS, Meant, complete_kind, is_owned, things_meant
-from remit.cli.session.server_call import FAILED, MISUSE, NOT_PLACED, OK, Asked, ask, asks_server, refusal, tell_problem
+from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, complete_kind, is_tenant_scoped, parse_object_refs
+from remit.cli.session.server_call import (
+    FAILED,
+    MISUSE,
+    NOT_PLACED,
+    OK,
+    CommandContext,
+    call_server,
+    command_error,
+    print_problem_answer,
+    server_options,
+)
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -36,25 +43,25 @@ DIFFERS: Final = 1
 
 FILES = click.option(
     "-f", "--file", "files", multiple=True, required=True, metavar="FILE", type=click.Path(allow_dash=True),
-    help="A manifest, a directory of them, or - for a pipe; may be given again.",
+    help="Manifest file, directory of manifests, or - for stdin. Repeatable.",
 )  # fmt: skip
 OUTPUT = click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 
 
 @click.command(
     epilog=examples(
-        "remit plan -f risk-api.yaml       what would change, and where its replicas would go",
-        "remit plan -f cluster/ -o json    for programs",
+        "remit plan -f risk-api.yaml       show changes, and the nodes of new replicas",
+        "remit plan -f cluster/ -o json    JSON for scripts",
     )
 )
 @FILES
 @OUTPUT
-@asks_server()
-def plan(asked: Asked, files: tuple[str, ...], output: str) -> None:
-    """Show what an apply would change, and try where new replicas would be placed. Nothing is written.
+@server_options()
+def plan(asked: CommandContext, files: tuple[str, ...], output: str) -> None:
+    """Show what an apply would change and where new replicas would be placed. Nothing is written.
 
-    The placement is tried with the scheduler's own rules on a copy of what is there. Exits with 0, with 1 if something would
-    be refused, and with 3 if something would not be placed.
+    Placement is simulated with the scheduler's own rules on a copy of the cluster state. Exit codes: 0 if everything would
+    succeed, 1 if an object would be refused, 3 if a replica would not be placed.
     """
     answer = _ask(asked, files)
     placed = all(one.placement is None or one.placement.placed >= one.placement.wanted for one in answer.items)
@@ -68,18 +75,18 @@ def plan(asked: Asked, files: tuple[str, ...], output: str) -> None:
 
 @click.command(
     epilog=examples(
-        "remit diff -f risk-api.yaml                   how what is there differs from the file",
-        "remit diff -f cluster/ || echo it differs     for scripts",
+        "remit diff -f risk-api.yaml                   compare the stored objects with the file",
+        "remit diff -f cluster/ || echo it differs     use the exit code in a script",
     )
 )
 @FILES
 @OUTPUT
-@asks_server()
-def diff(asked: Asked, files: tuple[str, ...], output: str) -> None:
-    """Show how manifests differ from what is there. Nothing is written.
+@server_options()
+def diff(asked: CommandContext, files: tuple[str, ...], output: str) -> None:
+    """Show how manifests differ from the stored objects. Nothing is written.
 
-    Exits as diff(1) does: with 0 if nothing differs, 1 if something does, and 2 if that could not be found out or would be
-    refused.
+    Exit codes are those of diff(1): 0 if nothing differs, 1 if something differs, 2 if the comparison failed or an object
+    would be refused.
     """
     try:
         answer = _ask(asked, files)
@@ -96,11 +103,11 @@ def diff(asked: Asked, files: tuple[str, ...], output: str) -> None:
     sys.exit(MISUSE if "refused" in actions else DIFFERS if actions - {"unchanged"} else OK)
 
 
-def _ask(asked: Asked, files: tuple[str, ...]) -> PlanAnswer:
-    from remit.cli.local.validate import declared
+def _ask(asked: CommandContext, files: tuple[str, ...]) -> PlanAnswer:
+    from remit.cli.local.validate import read_manifests
 
-    things = declared(files, asked.reach.tenant if asked.tenant_said else "")
-    return ask(asked, lambda api: api.plan(things))
+    things = read_manifests(files, asked.reach.tenant if asked.tenant_said else "")
+    return call_server(asked, lambda api: api.plan(things))
 
 
 def _print_json(answer: PlanAnswer) -> None:
@@ -111,17 +118,17 @@ def _print_json(answer: PlanAnswer) -> None:
         sys.stdout.write(json_text(answer))
 
 
-# -- what it looks like --------------------------------------------------------------------------------------------------------
+# -- text output ---------------------------------------------------------------------------------------------------------------
 
 
-def _print(answer: PlanAnswer, asked: Asked, *, placement: bool) -> None:
+def _print(answer: PlanAnswer, asked: CommandContext, *, placement: bool) -> None:
     from remit.cli.output.console import console, until_nobody_reads
-    from remit.cli.session.object_lookup import said_path
+    from remit.cli.session.object_lookup import display_name
 
     with until_nobody_reads():
         for one in answer.items:
             if placement or one.action != "unchanged":
-                show_item(console(), one, said_path(asked, one.kind, one.name, one.tenant), placement=placement)
+                show_item(console(), one, display_name(asked, one.kind, one.name, one.tenant), placement=placement)
 
 
 def show_item(console: Console, one: PlanItem, path: str, *, placement: bool) -> None:
@@ -184,7 +191,11 @@ def show_placement(console: Console, found: PlannedPlacement) -> None:
 
 
 def _show_waits(console: Console, waits: Any) -> None:
-    """`waits` are as an explanation has them; of the stop of a trial, fewer fields are there."""
+    """Print why the remaining replicas stay pending.
+
+    `waits` is the JSON of a pending explanation. A placement trial that stopped early returns fewer of its fields, so every
+    field is optional.
+    """
     from rich.text import Text
 
     from remit.cli.output.explanations import funnel_line, nearest_words, unblock_words
@@ -194,7 +205,7 @@ def _show_waits(console: Console, waits: Any) -> None:
     verdict = f" ({waits['verdict']})" if waits.get("verdict") else ""
     why = f"{waits.get('meaning', '')}; {waits.get('detail', '')}".strip("; ")
     console.print(
-        Text.assemble("    the rest waits: ", (f"{waits.get('reason')}{verdict}", "yellow"), f"  {escaped(why)}"),
+        Text.assemble("    the rest is pending: ", (f"{waits.get('reason')}{verdict}", "yellow"), f"  {escaped(why)}"),
         soft_wrap=True,
     )
     if waits.get("passage"):
@@ -208,7 +219,7 @@ def _show_waits(console: Console, waits: Any) -> None:
         console.print(Text(f"      unblocks if {escaped(unblock_words(unblock))}"), soft_wrap=True)
 
 
-def _print_end(answer: PlanAnswer, asked: Asked, files: tuple[str, ...]) -> None:
+def _print_end(answer: PlanAnswer, asked: CommandContext, files: tuple[str, ...]) -> None:
     counts = {word: sum(one.action == word for one in answer.items) for word in SIGNS}
     told = {"create": "to create", "replace": "to replace", "unchanged": "unchanged", "refused": "refused"}
     click.echo(", ".join(f"{counts[word]} {said}" for word, said in told.items() if counts[word]) or "nothing to do")
@@ -222,7 +233,7 @@ def _print_end(answer: PlanAnswer, asked: Asked, files: tuple[str, ...]) -> None
         if params.get(name)
         for word in (f"--{name.replace('_', '-')}", params[name])
     ]
-    click.echo(f"to apply exactly this: {escaped(shlex.join(words))}")
+    click.echo(f"to apply exactly this plan: {escaped(shlex.join(words))}")
 
 
 STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
@@ -230,68 +241,71 @@ STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
 
 @click.command(
     epilog=examples(
-        "remit apply -f risk-api.yaml                        create it, or replace what is there",
-        "remit apply -f cluster/ -f risk-api.yaml --wait     a directory and a file; until all of it stands",
-        "helm template chart | remit apply -f -              what comes through a pipe",
-        "remit apply -f web.yaml --if-unchanged 812          only if all is as `remit plan` has seen it",
+        "remit apply -f risk-api.yaml                        create the objects, or replace existing ones",
+        "remit apply -f cluster/ -f risk-api.yaml --wait     apply a directory and a file, wait until ready",
+        "helm template chart | remit apply -f -              read manifests from stdin",
+        "remit apply -f web.yaml --if-unchanged 812          only if nothing changed since `remit plan`",
     )
 )
+@FILES
 @click.option(
-    "-f", "--file", "files", multiple=True, required=True, metavar="FILE", type=click.Path(allow_dash=True),
-    help="A manifest, a directory of them, or - for a pipe; may be given again.",
-)  # fmt: skip
-@click.option(
-    "--if-unchanged", type=click.IntRange(min=1), metavar="REVISION", help="Apply nothing if any of it changed since."
+    "--if-unchanged", type=click.IntRange(min=1), metavar="REVISION", help="Apply nothing if an object changed after REVISION."
 )
-@click.option("--wait", is_flag=True, help="Wait until services are ready and jobs run, and show how far each is.")
-@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
+@click.option("--wait", is_flag=True, help="Wait until services are ready and jobs are running; show progress.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
 @click.option("-o", "--output", type=click.Choice(["text", "json", "name"]), default="text", show_default=True)
-@asks_server()
-def apply(asked: Asked, files: tuple[str, ...], if_unchanged: int | None, wait: bool, timeout: str, output: str) -> None:
-    """Create or replace what manifests declare.
+@server_options()
+def apply(
+    asked: CommandContext, files: tuple[str, ...], if_unchanged: int | None, wait: bool, timeout: str, output: str
+) -> None:
+    """Create or replace the objects that manifests declare.
 
-    Everything is judged first: if anything is wrong with any of them, nothing is sent. What others depend on comes first.
-    Exits with 0 if all of it was done, 1 if not, 2 if a file cannot be read, and 3 if --wait ended with work that has no place.
+    All manifests are validated first: if one is invalid, nothing is sent. Objects that others depend on are written first.
+    Exit codes: 0 if all objects were applied, 1 if not, 2 if a file cannot be read, 3 if --wait ended while replicas could
+    not be placed.
     """
-    from remit.cli.local.validate import declared
-    from remit.cli.session.wait_conditions import timeout_of
+    from remit.cli.local.validate import read_manifests
+    from remit.cli.session.wait_conditions import parse_timeout
 
-    timeout_ms = timeout_of(timeout)
-    things = declared(files, asked.reach.tenant if asked.tenant_said else "")
-    sys.exit(ask(asked, lambda api: _apply(api, asked, things, if_unchanged, timeout_ms if wait else 0, output)))
+    timeout_ms = parse_timeout(timeout)
+    things = read_manifests(files, asked.reach.tenant if asked.tenant_said else "")
+    sys.exit(call_server(asked, lambda api: _apply(api, asked, things, if_unchanged, timeout_ms if wait else 0, output)))
 
 
 async def _apply(
-    api: Api, asked: Asked, things: Sequence[AnyObject], if_unchanged: int | None, wait_ms: int, output: str
+    api: Api, asked: CommandContext, things: Sequence[AnyObject], if_unchanged: int | None, wait_ms: int, output: str
 ) -> int:
     answer = await api.apply(things, if_unchanged=if_unchanged)
     show(answer, asked, output)
     refused = any(one.action == "refused" for one in answer.results)
     workloads = [one for one in answer.results if one.kind == "Workload" and one.action != "refused"]
     if wait_ms and workloads:
-        from remit.cli.session.object_lookup import said_path
-        from remit.cli.session.wait_conditions import Arrived, until
+        from remit.cli.session.object_lookup import display_name
+        from remit.cli.session.wait_conditions import WorkloadReady, wait_for_goals
 
         sys.stdout.flush()
-        await until(
+        await wait_for_goals(
             api,
-            [Arrived(one.name, one.tenant, shown=said_path(asked, one.kind, one.name, one.tenant)) for one in workloads],
+            [
+                WorkloadReady(one.name, one.tenant, shown=display_name(asked, one.kind, one.name, one.tenant))
+                for one in workloads
+            ],
             wait_ms,
         )
     return FAILED if refused else OK
 
 
-def show(answer: ApplyAnswer, asked: Asked, output: str) -> None:
+def show(answer: ApplyAnswer, asked: CommandContext, output: str) -> None:
     from remit.cli.output.serialization import json_text
-    from remit.cli.session.object_lookup import said_path
+    from remit.cli.session.object_lookup import display_name
 
     if output == "json":
         sys.stdout.write(json_text(answer))
         return
     for one in answer.results:
-        path = escaped(said_path(asked, one.kind, one.name, one.tenant))
+        path = escaped(display_name(asked, one.kind, one.name, one.tenant))
         if one.action == "refused":
-            tell_problem(path, one.problem)
+            print_problem_answer(path, one.problem)
         elif output == "name":
             click.echo(path)
         else:
@@ -300,23 +314,23 @@ def show(answer: ApplyAnswer, asked: Asked, output: str) -> None:
 
 @click.command(
     epilog=examples(
-        "remit delete workload web                   its replicas drain and stop first",
-        "remit delete workload web --wait            until it is gone",
-        "remit delete -f web.yaml                    everything that the file declares",
-        "remit delete workloads -l app=web           all with this label",
+        "remit delete workload web                   drain and stop its replicas, then delete it",
+        "remit delete workload web --wait            wait until it is deleted",
+        "remit delete -f web.yaml                    delete all objects that the file declares",
+        "remit delete workloads -l app=web           delete all workloads with this label",
     )
 )
 @click.argument("what", nargs=-1, metavar="[KIND NAME...]", shell_complete=complete_kind)
 @click.option(
-    "-f", "--file", "files", multiple=True, metavar="FILE", type=click.Path(allow_dash=True), help="What these declare."
+    "-f", "--file", "files", multiple=True, metavar="FILE", type=click.Path(allow_dash=True), help="Objects in this manifest."
 )
-@click.option("-l", "--selector", default="", metavar="LABELS", help="All of the KIND with these labels.")
-@click.option("--wait", is_flag=True, help="Wait until it is gone.")
-@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
-@click.option("--ignore-not-found", is_flag=True, help="What is not there counts as deleted.")
-@asks_server()
+@click.option("-l", "--selector", default="", metavar="LABELS", help="All objects of KIND with these labels.")
+@click.option("--wait", is_flag=True, help="Wait until the objects are deleted.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
+@click.option("--ignore-not-found", is_flag=True, help="Do not fail if an object does not exist.")
+@server_options()
 def delete(
-    asked: Asked,
+    asked: CommandContext,
     what: tuple[str, ...],
     files: tuple[str, ...],
     selector: str,
@@ -324,71 +338,75 @@ def delete(
     timeout: str,
     ignore_not_found: bool,
 ) -> None:
-    """Delete objects by KIND and NAME, as files declare them, or by labels.
+    """Delete objects by KIND and NAME, by manifest, or by label.
 
-    A workload goes once its replicas have drained and stopped. Exits with 1 if anything could not be deleted.
+    A workload is deleted after its replicas have drained and stopped. Exits with 1 if an object could not be deleted.
     """
-    from remit.cli.session.wait_conditions import timeout_of
+    from remit.cli.session.wait_conditions import parse_timeout
 
     if bool(what) == bool(files):
-        raise click.UsageError("name KIND and NAME, or files with -f, and not both")
-    timeout_ms = timeout_of(timeout) if wait else 0
-    kinds, things = ([], _of_files(files, asked)) if files else things_meant(what)
+        raise click.UsageError("give KIND and NAME, or files with -f, but not both")
+    timeout_ms = parse_timeout(timeout) if wait else 0
+    kinds, things = ([], _of_files(files, asked)) if files else parse_object_refs(what)
     if kinds and not selector:
-        raise click.UsageError(f"say which {what[0]}: write their NAMEs, or select them with -l")
+        raise click.UsageError(f"no NAME given for {what[0]}; add NAMEs, or select by label with -l")
     if things and selector:
-        raise click.UsageError("name objects, or select them with -l, and not both")
-    sys.exit(ask(asked, lambda api: _delete(api, asked, kinds, things, selector, timeout_ms, ignore_not_found)))
+        raise click.UsageError("give NAMEs, or select by label with -l, but not both")
+    sys.exit(call_server(asked, lambda api: _delete(api, asked, kinds, things, selector, timeout_ms, ignore_not_found)))
 
 
-def _of_files(files: tuple[str, ...], asked: Asked) -> list[Meant]:
-    """The last declared goes first: what others depend on comes last."""
-    from remit.cli.local.validate import declared
+def _of_files(files: tuple[str, ...], asked: CommandContext) -> list[ObjectRef]:
+    """Return the declared objects in reverse order, so that an object is deleted before the objects it depends on."""
+    from remit.cli.local.validate import read_manifests
 
-    things = declared(files, asked.reach.tenant if asked.tenant_said else "")
-    return [Meant(type(thing).__name__, thing.metadata.name, thing.metadata.tenant) for thing in reversed(things)]
+    things = read_manifests(files, asked.reach.tenant if asked.tenant_said else "")
+    return [ObjectRef(type(thing).__name__, thing.metadata.name, thing.metadata.tenant) for thing in reversed(things)]
 
 
 async def _delete(
     api: Api,
-    asked: Asked,
+    asked: CommandContext,
     kinds: Sequence[str],
-    things: Sequence[Meant],
+    things: Sequence[ObjectRef],
     selector: str,
     timeout_ms: int,
     lenient: bool,
 ) -> int:
-    from remit.cli.session.object_lookup import NOT_FOUND, class_of, missing, path_of, tenant_of
-    from remit.cli.session.wait_conditions import Gone
+    from remit.cli.session.object_lookup import NOT_FOUND, class_of, display_name_of, not_found_error, tenant_of
+    from remit.cli.session.wait_conditions import ObjectDeleted
     from remit.client.api_caller import ApiError
 
     for kind in kinds:
-        listed = await api.list(class_of(kind), tenant=asked.tenant if is_owned(kind) else "", labels=selector)
-        things = [*things, *(Meant(kind, one.metadata.name, one.metadata.tenant) for one in listed.items)]
+        listed = await api.list(class_of(kind), tenant=asked.tenant if is_tenant_scoped(kind) else "", labels=selector)
+        things = [*things, *(ObjectRef(kind, one.metadata.name, one.metadata.tenant) for one in listed.items)]
     if not things:
-        click.echo("nothing matches", err=True)
+        click.echo("no objects match", err=True)
     failed, going = 0, []
     for thing in things:
         if thing.kind == ENDPOINTS:
-            raise click.UsageError("endpoints come and go with what serves; delete or scale the workload")
+            raise click.UsageError("endpoints cannot be deleted, they follow the replicas; delete or scale the workload")
         tenant = tenant_of(asked, thing)
         try:
             done = await api.delete(class_of(thing.kind), thing.name, tenant=tenant)
         except ApiError as error:
             if error.status == NOT_FOUND and lenient:
                 continue
-            told = await missing(api, asked, thing) if error.status == NOT_FOUND else refusal(error, path_of(asked, thing))
+            told = (
+                await not_found_error(api, asked, thing)
+                if error.status == NOT_FOUND
+                else command_error(error, display_name_of(asked, thing))
+            )
             click.echo(f"Error: {told.format_message()}", err=True)
             failed += 1
             continue
-        going.append(Gone(thing, tenant, path_of(asked, thing)))
-        said = "deleted" if done.action == "deleted" else "is going: deleted once what is left of it has ended"
-        click.echo(f"{escaped(path_of(asked, thing))} {said}")
+        going.append(ObjectDeleted(thing, tenant, display_name_of(asked, thing)))
+        said = "deleted" if done.action == "deleted" else "marked for deletion; it is deleted once its dependents are gone"
+        click.echo(f"{escaped(display_name_of(asked, thing))} {said}")
     if timeout_ms and going:
-        from remit.cli.session.wait_conditions import until
+        from remit.cli.session.wait_conditions import wait_for_goals
 
         sys.stdout.flush()
-        await until(api, going, timeout_ms)
+        await wait_for_goals(api, going, timeout_ms)
         for one in going:
-            click.echo(f"{escaped(one.name)} is gone")
+            click.echo(f"{escaped(one.name)} is deleted")
     return FAILED if failed else OK

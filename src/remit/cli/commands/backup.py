@@ -1,6 +1,7 @@
-"""`backup`, `restore`.
+"""Commands `backup` and `restore`: copy the store of a running server to a file, and create a store from such a file.
 
-A copy of a running server; a directory made from it. No rules.
+The store makes the copy and rewrites it as a new incarnation (store/sqlite/backup.py). This module transfers the file,
+protects existing data, and prints what the operator has to do after a restore.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.server_call import Asked, Failure, ask, asks_server
+from remit.cli.session.server_call import CommandContext, CommandError, call_server, server_options
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -24,30 +25,33 @@ if TYPE_CHECKING:
 
 SHOWN_MAX: Final = 20
 TOGETHER: Final = 10
-"""So many names in one command to copy."""
+"""Token names per printed `remit token revoke` command."""
 DRAFT: Final = "backup-unpacked.sqlite"
 KEEPS: Final = frozenset(("owner", "token", "seal.keys", "ca", "tls", "audit", DRAFT))
-"""What may stand in a directory before a store is restored into it: what an operator has put there, and what is made anew."""
+"""Entries that may exist in the data directory before a store is restored into it: files that the operator has put there, and
+files that the server creates again.
+"""
 
 
 @click.command(
     epilog=examples(
-        "remit backup remit-monday.tar                 of the server that is meant, while it runs",
+        "remit backup remit-monday.tar                 back up the server of the current context",
         "remit backup /backups/$(date +%F).tar --server https://remit-1.example:7420 --token-file admin.token",
     )
 )
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
-@asks_server()
-def backup(asked: Asked, file: Path, force: bool) -> None:
+@click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
+@server_options()
+def backup(asked: CommandContext, file: Path, force: bool) -> None:
     """Copy the store of a running server to FILE.
 
-    The copy is consistent, as of one revision, and nobody waits for it. It is verified before FILE is there. The keys that
-    secrets are sealed with are not in it, and neither is any token: keep the server's seal.keys in another place.
+    The copy is consistent as of one revision, and the server keeps serving requests meanwhile. FILE is created only after
+    the copy was verified. It contains neither tokens nor the keys that seal secrets: keep a copy of the server's seal.keys
+    in another place.
     """
     if file.exists() and not force:
-        raise Failure(f"{escaped(str(file))} exists already", "name another file, or say --force")
-    label = ask(asked, lambda api: _fetch(api, file))
+        raise CommandError(f"{escaped(str(file))} already exists", "choose another file, or overwrite it with --force")
+    label = call_server(asked, lambda api: _fetch(api, file))
     many = f"{label.bytes} bytes, sha256 {label.sha256[:16]}…"
     click.echo(f"{escaped(str(file))}: {label.scope} at revision {label.revision}, {many}")
 
@@ -69,7 +73,7 @@ async def _fetch(api: Api, file: Path) -> BackupLabel:
         draft.replace(file)
         return label
     except StoreError as error:
-        raise Failure("the copy did not come whole, and was thrown away", "look at the server's log, and try again") from error
+        raise CommandError("the backup was incomplete and has been deleted", "check the server's log and try again") from error
     finally:
         draft.unlink(missing_ok=True)
         beside.unlink(missing_ok=True)
@@ -78,19 +82,25 @@ async def _fetch(api: Api, file: Path) -> BackupLabel:
 @click.command(
     epilog=examples(
         "remit restore remit-monday.tar --data ./data              into a new directory; then `remit server --data ./data`",
-        "remit restore remit-monday.tar --data ./data --force      in the place of the store there, which is kept aside",
+        "remit restore remit-monday.tar --data ./data --force      replace the store there; the old file is kept",
     )
 )
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.option(
-    "--data", required=True, type=click.Path(path_type=Path, file_okay=False), help="Directory of the server; made if absent."
+    "--data",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Data directory of the server; created if absent.",
 )
-@click.option("--force", is_flag=True, help="Although a store is there; it is kept aside, and what it knew more is listed.")
+@click.option(
+    "--force", is_flag=True, help="Replace an existing store. Its file is kept, and changes after the backup are listed."
+)
 def restore(file: Path, data: Path, force: bool) -> None:
-    """Make the store of a server that is not running from a backup, as a new incarnation of its scope.
+    """Create the store of a stopped server from a backup, as a new incarnation of its scope.
 
-    What ran when the backup was made may have ended since, and other work may run: until nodes report, replicas are unknown,
-    nothing that must never run twice is placed, and grants of other scopes are void. `remit up` has it in DATA/server.
+    Replicas may have started or stopped after the backup was made. Until nodes report, all replicas are unknown, replicas
+    that must never run twice are not placed, and grants from other scopes are void. The data directory of a `remit up`
+    server is DATA/server.
     """
     from remit.store.protocol import StoreError
     from remit.world.randomness import RandomIds
@@ -99,7 +109,7 @@ def restore(file: Path, data: Path, force: bool) -> None:
     try:
         label, restored = _restored(file, data, RandomIds().incarnation())
     except StoreError as error:
-        raise Failure(escaped(str(error))) from error
+        raise CommandError(escaped(str(error))) from error
     _tell(file, data, label, restored)
 
 
@@ -111,10 +121,10 @@ def _check_place(data: Path, force: bool) -> None:
     there = sorted(path.name for path in data.iterdir() if path.name not in KEEPS)
     if not there:
         return
-    cure = "name another --data, or say --force: the store there is kept aside"
+    cure = "choose another --data, or replace it with --force: the old store is kept under another name"
     if FILE_NAME in there:
-        raise Failure(f"{escaped(str(data))} has a store already", cure)
-    raise Failure(f"{escaped(str(data))} is not empty: {escaped(', '.join(there[:5]))}", cure)
+        raise CommandError(f"{escaped(str(data))} already has a store", cure)
+    raise CommandError(f"{escaped(str(data))} is not empty: {escaped(', '.join(there[:5]))}", cure)
 
 
 def _restored(file: Path, data: Path, incarnation: str) -> tuple[BackupLabel | None, RestoreReport]:
@@ -131,9 +141,9 @@ def _restored(file: Path, data: Path, incarnation: str) -> tuple[BackupLabel | N
 
     with file.open("rb") as opened:
         bare = opened.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
-    if bare:  # what a store copied of itself, without a label
+    if bare:  # a copy of the database file, which has no label
         return None, put_back(file, data, incarnation=incarnation)
-    if (data / LOCK_NAME).exists():  # else nobody owns it, and it stays as it is until the backup is known to be whole
+    if (data / LOCK_NAME).exists():  # fails if a server runs; a new lock file would be left in an unused directory
         DirectoryLock(data).release()
     draft, missing = data / DRAFT, [path for path in (data, *data.parents) if not path.exists()]
     try:
@@ -146,28 +156,32 @@ def _restored(file: Path, data: Path, incarnation: str) -> tuple[BackupLabel | N
         finally:
             draft.unlink(missing_ok=True)
     except BaseException:
-        with suppress(OSError):  # what has something in it stays
+        with suppress(OSError):  # directories that are not empty stay
             for path in missing:
                 path.rmdir()
         raise
 
 
 def _tell_revived(data: Path, replaced: ReplacedStore | None) -> None:
-    """A backup knows nothing of what was revoked after it. What the store that it replaces knew of that can be said by name."""
+    """Print which tokens the restore has made valid again. The backup does not contain later revocations; the replaced store
+    does, if it is readable.
+    """
     say = click.echo
     if replaced is None or replaced.unreadable:
-        say("tokens that were revoked after the backup are valid again: see `remit token list`, and `remit audit` on who")
-        say("  revoked which; then `remit token revoke NAME...`")
+        say("tokens that were revoked after the backup are valid again: find them with `remit token list` and")
+        say("  `remit audit`, then run `remit token revoke NAME...`")
         return
     revived = _revived(Path(replaced.kept_at), data)
     if revived:
-        say(f"{len(revived)} tokens that were ended after the backup are valid again. Once it runs, end them once more:")
+        say(
+            f"{len(revived)} tokens that were revoked or used after the backup are valid again. Revoke them once the server runs:"
+        )
         for start in range(0, len(revived), TOGETHER):
             say(f"    remit token revoke {escaped(' '.join(revived[start : start + TOGETHER]))}")
 
 
 def _revived(old: Path, data: Path) -> list[str]:
-    """Tokens that are good by the store that there is now, and were revoked, used or deleted by the one before."""
+    """Return the tokens that are valid in the restored store and were revoked, used or deleted in the replaced one."""
     from remit.store.sqlite.database_file import FILE_NAME
 
     before, now = _tokens(old), _tokens(data / FILE_NAME)
@@ -203,23 +217,23 @@ def _tell(file: Path, data: Path, label: BackupLabel | None, restored: RestoreRe
 
     say = click.echo
     if label is not None:
-        say(f"restored {label.scope} as of {label.taken}, revision {label.revision}, made by Remit {label.version}")
-    say(f"the store stands at revision {restored.revision}, incarnation {restored.head.incarnation}")
+        say(f"restored {label.scope} as of {label.taken}, revision {label.revision}, backed up by Remit {label.version}")
+    say(f"the store is at revision {restored.revision}, incarnation {restored.head.incarnation}")
     replaced = restored.replaced
     if replaced is not None:
-        say(f"the store that was there is kept at {escaped(replaced.kept_at)}")
+        say(f"the replaced store is kept at {escaped(replaced.kept_at)}")
         if replaced.unreadable:
             say(f"  it cannot be read: {escaped(replaced.unreadable)}")
         elif replaced.changed_count:
-            say(f"  {replaced.changed_count} rows were changed there after the backup, and are as they were before")
+            say(f"  {replaced.changed_count} rows changed there after the backup; the restored store lacks these changes")
             words = {kind.lower() for kind in DECLARED}
             lost = [key for key in replaced.changed if key.partition("/")[0] in words]
             for key in lost[:SHOWN_MAX]:
                 say(f"    {escaped(key)}")
             if len(lost) > SHOWN_MAX:
-                say(f"    and {len(lost) - SHOWN_MAX} more that people had declared")
+                say(f"    and {len(lost) - SHOWN_MAX} more declared objects")
     if not (data / "seal.keys").exists():
-        say(f"secrets: put the seal.keys of the old server into {escaped(str(data))}, or they cannot be read")
+        say(f"secrets cannot be read without their keys: copy seal.keys of the old server to {escaped(str(data))}")
     _tell_revived(data, replaced)
-    say(f"start it: remit server --data {escaped(str(data))}")
-    say("until its nodes report, replicas are unknown; what they run is found again, and nothing runs twice")
+    say(f"start the server: remit server --data {escaped(str(data))}")
+    say("replicas are unknown until their nodes report; running replicas are then recovered, and none runs twice")

@@ -1,6 +1,7 @@
-"""`capacity`.
+"""Command `capacity`: counts how many more replicas of a manifest fit.
 
-Asks a server, or looks into a scope's data or a file. Counted is in proposal/explain/capacity.py.
+The answer comes from a server, or is computed here from a data directory or from cluster manifests with the same function
+(proposal/explain/capacity.py). This module only reads input and prints the answer.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.contexts import Flags
+from remit.cli.session.contexts import ServerFlags
 from remit.model.problems import escaped, one_of
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ NEEDS_NOTHING_ELSE = "Node, Tenant, Policy, PriorityClass or NodePool"
 
 @click.command(
     epilog=examples(
-        "remit capacity -f risk-api.yaml                               how many more fit, and what stops the next one",
-        "remit capacity -f risk-api.yaml --count 12                    exits with 1 if fewer than 12 fit now, within quota",
-        "remit capacity -f risk-api.yaml --data /var/lib/remit         without a server, from its data",
-        "remit capacity -f job.yaml --cluster cluster.yaml -o json     of a cluster that is only written down",
+        "remit capacity -f risk-api.yaml                               how many more fit, and what limits the next one",
+        "remit capacity -f risk-api.yaml --count 12                    exit with 1 if fewer than 12 fit now, within quota",
+        "remit capacity -f risk-api.yaml --data /var/lib/remit         read a data directory, without a server",
+        "remit capacity -f job.yaml --cluster cluster.yaml -o json     a cluster described by manifests",
     )
 )
 @click.option(
@@ -49,31 +50,33 @@ NEEDS_NOTHING_ELSE = "Node, Tenant, Policy, PriorityClass or NodePool"
     required=True,
     metavar="MANIFEST",
     type=click.Path(allow_dash=True),
-    help="The workload; - is a pipe.",
+    help="Manifest of the workload, or - for stdin.",
 )
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="The data directory of a scope, in place of a server. It is only read, also while its owner runs.",
+    help="Read this data directory instead of calling a server. Read-only; safe while the server runs.",
 )
 @click.option(
     "--cluster",
     metavar="FILE",
     type=click.Path(),
-    help="In place of a server: Node, Tenant and Policy manifests; nodes count as ready.",
+    help="Use Node, Tenant and Policy manifests instead of calling a server; nodes count as ready.",
 )
-@click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`.")
-@click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's.")
-@click.option("--token-file", default="", metavar="FILE", help="The file with the token for it.")
-@click.option("--ca-file", default="", metavar="FILE", help="Who signs for it at https; else REMIT_CA_FILE, the context's.")
-@click.option("--count", type=click.IntRange(1, COUNT_MAX), help="Look for no more than so many, and exit with 1 if fewer fit.")
+@click.option("--context", default="", metavar="NAME", help="Server by its context name, see `remit context list`.")
+@click.option("--server", default="", metavar="URL", help="URL of the server. Default: REMIT_SERVER, then the context.")
+@click.option("--token-file", default="", metavar="FILE", help="File with the access token.")
+@click.option(
+    "--ca-file", default="", metavar="FILE", help="CA certificate for https. Default: REMIT_CA_FILE, then the context."
+)
+@click.option("--count", type=click.IntRange(1, COUNT_MAX), help="Stop counting at this number; exit with 1 if fewer fit.")
 @click.option(
     "-o",
     "--output",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="For people, or for programs.",
+    help="Output format.",
 )
 def capacity(
     manifest: str,
@@ -86,53 +89,54 @@ def capacity(
     count: int | None,
     output: str,
 ) -> None:
-    """How many more replicas of a manifest fit, where, and what stops the next one?
+    """Show how many more replicas of a manifest fit, where they fit, and what limits the next one.
 
-    They are placed one after another on a copy of what is there, as the scheduler would. Told apart, because they do not add:
-    hard (free now), reclaimable (lower work would have to go) and soft (on nodes that take no work now, or are not there yet).
+    Replicas are placed one after another on a copy of the cluster state, with the scheduler's own rules. Three kinds of
+    capacity are reported separately because they do not add up: hard (free now), reclaimable (after preempting replicas of
+    lower priority) and soft (on nodes that accept no replicas now, or that a pool may still add).
     """
     if data is not None and cluster is not None:
-        raise click.UsageError("name a scope with --data DIR, or a file with --cluster FILE, and not both")
+        raise click.UsageError("use --data DIR or --cluster FILE, but not both")
     if data is None and cluster is None:
-        found = _ask(Flags(context, server, token_file, ca_file=ca_file), _workload(manifest), count)
+        found = _ask(ServerFlags(context, server, token_file, ca_file=ca_file), _workload(manifest), count)
     elif context or server:
-        raise click.UsageError("ask a server, or look into --data or --cluster, and not both")
+        raise click.UsageError("--server and --context cannot be combined with --data or --cluster; leave one of them out")
     else:
         found = _look(manifest, data, cluster, count)
     _print(found, output)
     sys.exit(SHORT if count is not None and found.hard.replicas < count else OK)
 
 
-def _ask(flags: Flags, workload: Workload, count: int | None) -> CapacityAnswer:
-    """The server's answer is the same as would be found here."""
+def _ask(flags: ServerFlags, workload: Workload, count: int | None) -> CapacityAnswer:
+    """Ask the server, which computes its answer with the same function as `_look`."""
     import msgspec
 
-    from remit.cli.session.server_call import Asked, ask
+    from remit.cli.session.server_call import CommandContext, call_server
     from remit.model.objects import dec_hook
     from remit.proposal.explain.capacity import CapacityAnswer
 
-    found = ask(Asked(flags.reach()), lambda api: api.capacity(workload, count))
+    found = call_server(CommandContext(flags.reach()), lambda api: api.capacity(workload, count))
     return msgspec.convert(found, CapacityAnswer, dec_hook=dec_hook)
 
 
 def _look(manifest: str, data: Path | None, cluster: str | None, count: int | None) -> CapacityAnswer:
-    from remit.cli.session.offline_store import Unreadable, rules_of
+    from remit.cli.session.offline_store import OfflineStoreError, placement_inputs
     from remit.proposal.explain.capacity import compute_capacity
     from remit.proposal.placement.plugins import PluginError
 
     workload = _workload(manifest)
     with _place(data, cluster) as (view, pools, clock):
         try:
-            return compute_capacity(view, workload, rules_of(clock), most=count or COUNT_MAX, pools=pools)
+            return compute_capacity(view, workload, placement_inputs(clock), most=count or COUNT_MAX, pools=pools)
         except PluginError as error:
-            raise Unreadable(escaped(str(error))) from error
+            raise OfflineStoreError(escaped(str(error))) from error
         except ValueError as error:
-            raise Unreadable(f"{escaped(manifest)}: {escaped(str(error))}") from error
+            raise OfflineStoreError(f"{escaped(manifest)}: {escaped(str(error))}") from error
 
 
 def _read(name: str) -> tuple[AnyObject, ...]:
-    """The objects of a manifest; its problems are told as `remit validate` tells them."""
-    from remit.cli.local.validate import read_bytes, tell
+    """Return the objects of a manifest. Print its problems as `remit validate` does, and exit if there are any."""
+    from remit.cli.local.validate import print_problem, read_bytes
     from remit.model.manifests.reader import read
 
     data = read_bytes(name)
@@ -140,42 +144,42 @@ def _read(name: str) -> tuple[AnyObject, ...]:
         sys.exit(MISUSE)
     found = read(data, "<stdin>" if name == "-" else name)
     for problem in found.problems:
-        tell(problem)
+        print_problem(problem)
     if found.problems:
         sys.exit(MISUSE)
     return found.objects
 
 
 def _workload(name: str) -> Workload:
-    from remit.cli.session.offline_store import Unreadable
+    from remit.cli.session.offline_store import OfflineStoreError
     from remit.model.kinds import Workload
 
     found = [thing for thing in _read(name) if isinstance(thing, Workload)]
     if len(found) != 1:
         names = f": {one_of(thing.metadata.name for thing in found)}" if found else ""
-        raise Unreadable(f"{escaped(name)} declares {len(found)} workloads{names}; name a file with one")
+        raise OfflineStoreError(f"{escaped(name)} declares {len(found)} workloads{names}; give a file with exactly one")
     return found[0]
 
 
 @contextmanager
 def _place(data: Path | None, cluster: str | None) -> Iterator[tuple[SchedulerView, list[NodePool], Clock]]:
-    from remit.cli.session.offline_store import Unreadable, opened
+    from remit.cli.session.offline_store import OfflineStoreError, open_offline_scope
     from remit.model.kinds import Node, NodePool
     from remit.observation.frozen_view import view_of_manifests
     from remit.world.clock import BootClock
 
     if data is not None:
-        with opened(data) as scope:
+        with open_offline_scope(data) as scope:
             yield scope.view, scope.pools(), scope.clock
         return
     things = _read(cluster or "")
     if not any(isinstance(thing, Node) for thing in things):
-        raise Unreadable(f"{escaped(cluster or '')} declares no Node; a cluster is made of {NEEDS_NOTHING_ELSE} manifests")
+        raise OfflineStoreError(f"{escaped(cluster or '')} declares no Node; a cluster file has {NEEDS_NOTHING_ELSE} manifests")
     clock = BootClock()
     yield view_of_manifests(clock, things), [thing for thing in things if isinstance(thing, NodePool)], clock
 
 
-# -- what it looks like --------------------------------------------------------------------------------------------------------
+# -- text output ---------------------------------------------------------------------------------------------------------------
 
 
 def _print(found: CapacityAnswer, output: str) -> None:
@@ -200,7 +204,7 @@ def _show(console: Console, found: CapacityAnswer) -> None:
         Text.assemble(
             ("workload ", ""),
             (f"{found.tenant}/{found.workload}", "bold"),
-            f"  each takes {found.charge}, priority {found.priority}",
+            f"  each needs {found.charge}, priority {found.priority}",
         ),
         soft_wrap=True,
     )
@@ -209,7 +213,7 @@ def _show(console: Console, found: CapacityAnswer) -> None:
     quota = f"at least {hard.quota:,}" if hard.quota >= found.most else f"{hard.quota:,}"
     told = Text.assemble(
         (f"{least if hard.replicas == found.most else ''}{hard.replicas:,}", style),
-        f" fit now: room for {least}{hard.room:,}, quota for {quota}",
+        f" fit now: capacity for {least}{hard.room:,}, quota for {quota}",
     )
     line(console, "hard", told)
     _show_where(console, hard.where)
@@ -218,23 +222,23 @@ def _show(console: Console, found: CapacityAnswer) -> None:
         line(
             console,
             "reclaimable",
-            f"{again.replicas:,} more within quota, room for {again.room:,}, if {many(again.victims, 'lower replica')} went",
+            f"{again.replicas:,} more within quota, capacity for {again.room:,}, by preempting {many(again.victims, 'replica')}",
         )
         _show_where(console, again.where)
     else:
         line(console, "reclaimable", f"0: {STANDS_IN.get(again.why, again.why)}")
     if soft.room:
         causes = ", ".join(f"{count:,} {_cause_words(cause)}" for cause, count in soft.causes.items())
-        line(console, "soft", f"{soft.replicas:,} more within quota, room for {soft.room:,}: {causes}")
+        line(console, "soft", f"{soft.replicas:,} more within quota, capacity for {soft.room:,}: {causes}")
         _show_where(console, soft.where)
     else:
         line(console, "soft", f"0: {STANDS_IN['soft' if soft.why == 'place' else soft.why]}")
     stop = found.stop
     if stop is None:
-        line(console, "next one", f"no more than {found.most:,} were looked for")
+        line(console, "next one", f"not computed: counting stops at {found.most:,}")
     else:
         line(
-            console, "next one", Text.assemble("stopped by ", (stop.reason, "bold yellow"), f": {stop.meaning}; {stop.detail}")
+            console, "next one", Text.assemble("blocked by ", (stop.reason, "bold yellow"), f": {stop.meaning}; {stop.detail}")
         )
         line(console, "nodes", funnel_line(stop.passage) + (" -> quota 0" if stop.reason in QUOTA else ""))
         if stop.nearest is not None:
@@ -258,4 +262,4 @@ def _show_where(console: Console, where: ReplicaDistribution) -> None:
     sorts = [("zones", where.zones), ("pools", where.pools)]
     told = [f"{name} {', '.join(f'{one} {count:,}' for one, count in list(of.items())[:NODES_SHOWN])}" for name, of in sorts]
     told.append(f"nodes {', '.join(f'{one} {count:,}' for one, count in nodes[:NODES_SHOWN])}{more}")
-    line(console, "", f"room: {'; '.join(told)}")
+    line(console, "", f"capacity: {'; '.join(told)}")

@@ -1,8 +1,7 @@
-"""`create secret`, `create config`, `secrets rotate`.
+"""Commands `create secret`, `create config` and `secrets rotate`.
 
-Puts them together, and sends them; no value is ever printed.
-
-Asks the server, part by part, until it is done; ended before that, the same goes on.
+No secret value is ever printed, neither in output nor in errors. A rotation is a series of requests that can be interrupted:
+the next `secrets rotate` continues it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.server_call import FAILED, OK, Asked, Failure, ask, asks_server
+from remit.cli.session.server_call import FAILED, OK, CommandContext, CommandError, call_server, server_options
 from remit.model.metadata import FILE_NAME
 from remit.model.problems import escaped, quoted
 from remit.model.secrets import PLAIN_CHARS_MAX
@@ -31,22 +30,22 @@ _BYTES_MAX: Final = 4 * PLAIN_CHARS_MAX
 
 @click.group(no_args_is_help=True, epilog=examples("remit create secret db --from-file password=-"))
 def create() -> None:
-    """Make a secret or a config from files and words."""
+    """Create a secret or a config from files and literal values."""
 
 
 def _given(command: Callable[..., None]) -> Callable[..., None]:
-    """What both are made of."""
+    """Add the argument and options that `create secret` and `create config` share."""
     options = (
         click.argument("name", metavar="NAME"),
         click.option(
             "--from-file", "files", multiple=True, metavar="[KEY=]FILE",
-            help="A value from a file, or from - for a pipe; the key is the file's name if none is said.",
+            help="Value from a file, or from stdin if FILE is -. Default key: the file name. Repeatable.",
         ),
         click.option(
             "--from-literal", "words", multiple=True, metavar="KEY=VALUE",
-            help="A value as it is written here, which whoever lists processes can see meanwhile.",
+            help="Literal value. Other users can see it in the process list while this runs. Repeatable.",
         ),
-        click.option("--replace", is_flag=True, help="Put it in the place of the one that there is."),
+        click.option("--replace", is_flag=True, help="Replace an existing object."),
     )  # fmt: skip
     made: Any = command
     for option in reversed(options):
@@ -57,20 +56,20 @@ def _given(command: Callable[..., None]) -> Callable[..., None]:
 
 @create.command(
     epilog=examples(
-        "remit create secret db --from-file password=-             from a pipe: nobody sees it on the way",
+        "remit create secret db --from-file password=-             read from stdin: not in the process list or history",
         "remit create secret tls --from-file tls.crt --from-file tls.key",
         "remit create secret db --from-literal user=ann --replace",
     )
 )
 @_given
-@asks_server()
-def secret(asked: Asked, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
-    """Make the secret NAME. The server seals its values; nobody is shown them again."""
+@server_options()
+def secret(asked: CommandContext, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
+    """Create the secret NAME. The server seals its values and never returns them."""
     from remit.model.metadata import Metadata
     from remit.model.secrets import Secret, SecretSpec
 
     thing = Secret(metadata=Metadata(name=name), spec=SecretSpec(data=data_of(files, words)))
-    ask(asked, lambda api: _send(api, asked, thing, replace))
+    call_server(asked, lambda api: _send(api, asked, thing, replace))
 
 
 @create.command(
@@ -79,30 +78,30 @@ def secret(asked: Asked, name: str, files: tuple[str, ...], words: tuple[str, ..
     )
 )
 @_given
-@asks_server()
-def config(asked: Asked, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
-    """Make the config NAME."""
+@server_options()
+def config(asked: CommandContext, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
+    """Create the config NAME."""
     from remit.model.metadata import Metadata
     from remit.model.secrets import Config, DataSpec
 
     thing = Config(metadata=Metadata(name=name), spec=DataSpec(data=data_of(files, words)))
-    ask(asked, lambda api: _send(api, asked, thing, replace))
+    call_server(asked, lambda api: _send(api, asked, thing, replace))
 
 
-async def _send(api: Api, asked: Asked, thing: Secret | Config, replace: bool) -> None:
-    from remit.cli.session.object_lookup import said_path
+async def _send(api: Api, asked: CommandContext, thing: Secret | Config, replace: bool) -> None:
+    from remit.cli.session.object_lookup import display_name
 
     made = await (api.replace(thing) if replace else api.create(thing))
-    path = said_path(asked, type(made).__name__, made.metadata.name, made.metadata.tenant)
+    path = display_name(asked, type(made).__name__, made.metadata.name, made.metadata.tenant)
     many = len(thing.spec.data)
     told = "replaced" if replace and made.metadata.generation > 1 else "created"
     click.echo(f"{escaped(path)} {told}, with {many} key{'' if many == 1 else 's'}")
 
 
 def data_of(files: Sequence[str], words: Sequence[str]) -> dict[str, str]:
-    """The values by key. What is wrong names the key, and never the value."""
+    """Return the values by key. Errors name the key and never the value, because the value may be secret."""
     if sum(one.partition("=")[2] == STDIN or one == STDIN for one in files) > 1:
-        raise click.UsageError("only one value can come from -")
+        raise click.UsageError("only one --from-file can read stdin (-); read the others from files")
     data: dict[str, str] = {}
     for one in files:
         key, said, file = one.partition("=")
@@ -112,27 +111,27 @@ def data_of(files: Sequence[str], words: Sequence[str]) -> dict[str, str]:
     for one in words:
         key, said, value = one.partition("=")
         if not said:
-            raise click.UsageError("--from-literal is KEY=VALUE, and one of them has no =; it is not shown: it may be secret")
+            raise click.UsageError("--from-literal: one value has no =; write KEY=VALUE (not shown here, it may be secret)")
         _add(data, key, value)
     if not data:
-        raise click.UsageError("it would hold nothing; say --from-file KEY=FILE or --from-literal KEY=VALUE")
+        raise click.UsageError("no data given; add --from-file KEY=FILE or --from-literal KEY=VALUE")
     return data
 
 
 def _add(data: dict[str, str], key: str, value: str) -> None:
     if not re.search(FILE_NAME, key):
-        raise click.UsageError(f"{quoted(key)} is no key; use letters, digits, -, _ and ., as in a file's name")
+        raise click.UsageError(f"{quoted(key)} is not a valid key; use letters, digits, -, _ and .")
     if key in data:
-        raise click.UsageError(f"the key {key} is said twice; keep one of the two")
+        raise click.UsageError(f"key {key} is given twice; remove one")
     if len(value) > PLAIN_CHARS_MAX:
-        raise click.UsageError(f"{key} has {len(value)} characters, and {PLAIN_CHARS_MAX} are the most")
+        raise click.UsageError(f"{key} has {len(value)} characters, the limit is {PLAIN_CHARS_MAX}; shorten it")
     data[key] = value
 
 
 def _read(key: str, file: str) -> str:
     if file == STDIN:
         if key == STDIN:
-            raise click.UsageError("a value from - needs a key; write --from-file KEY=-")
+            raise click.UsageError("a value from stdin needs a key; write --from-file KEY=-")
         read = sys.stdin.buffer.read(_BYTES_MAX + 1)
     else:
         try:
@@ -145,31 +144,30 @@ def _read(key: str, file: str) -> str:
         if "\0" in text:
             raise ValueError
     except ValueError:
-        raise Failure(
-            f"{escaped(key)} is not text, and only that can be kept", "write it as text first, as by base64"
-        ) from None
+        raise CommandError(f"{escaped(key)} is not UTF-8 text", "encode it as text first, for example with base64") from None
     return text
 
 
 @click.group(no_args_is_help=True, epilog=examples("remit secrets rotate", "remit secrets rotate --forget"))
 def secrets() -> None:
-    """The keys with which a server seals secrets. The secrets themselves: `remit get secrets`, `remit create secret`."""
+    """Manage the keys that seal secrets. For the secrets themselves see `remit get secrets` and `remit create secret`."""
 
 
 @secrets.command(
     epilog=examples(
-        "remit secrets rotate             a new key, and all secrets sealed anew with it",
-        "remit secrets rotate --forget    and let go of the old keys: backups from before can then not be read",
+        "remit secrets rotate             create a new key and reseal all secrets with it",
+        "remit secrets rotate --forget    also delete the old keys: secrets in older backups become unreadable",
     )
 )
-@click.option("--forget", is_flag=True, help="At the end, let go of every other key.")
-@asks_server()
-def rotate(asked: Asked, forget: bool) -> None:
-    """Make a new key, and seal all secrets anew with it.
+@click.option("--forget", is_flag=True, help="Delete all other keys at the end.")
+@server_options()
+def rotate(asked: CommandContext, forget: bool) -> None:
+    """Create a new sealing key and reseal all secrets with it.
 
-    Ended at any moment, it goes on where it was when it is asked again, and makes no second key before that is done.
+    If it is interrupted, run it again: it continues where it stopped, and creates no second key before all secrets are
+    resealed.
     """
-    sys.exit(ask(asked, lambda api: _rotate(api, forget)))
+    sys.exit(call_server(asked, lambda api: _rotate(api, forget)))
 
 
 async def _rotate(api: Api, forget: bool) -> int:
@@ -180,8 +178,8 @@ async def _rotate(api: Api, forget: bool) -> int:
         done, left = done + told.resealed, left + list(told.left)
     if forget:
         told = await api.rotate_secrets(forget=True)
-    how = "a new key" if made else "the key of a rotation that was not at its end"
-    click.echo(f"{done} secrets are sealed with {how}, {told.key}; {len(told.keys)} can be opened with")
+    how = "a new key" if made else "the key of an unfinished rotation"
+    click.echo(f"{done} secrets resealed with {how}, {told.key}; keys that can unseal: {len(told.keys)}")
     for key in left:
-        click.echo(f"Error: {escaped(key)} is sealed as it was: it is being deleted, or none of the keys opens it", err=True)
+        click.echo(f"Error: {escaped(key)} was not resealed: it is being deleted, or no key can unseal it", err=True)
     return FAILED if left else OK

@@ -1,8 +1,6 @@
-"""`events`, `audit`.
+"""Commands `events` and `audit`: print recorded events of objects, and the audit log of API requests.
 
-Prints the account of all, or of one object, and goes on with what happens next.
-
-Prints what people did and what anybody was refused, as the server has written it down.
+Both print the newest entry last. The server records events and audit entries; this module filters and formats them.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.kind_names import Meant, is_owned, thing_meant
-from remit.cli.session.server_call import Asked, ask, asks_server
+from remit.cli.session.kind_names import ObjectRef, is_tenant_scoped, parse_object_ref
+from remit.cli.session.server_call import CommandContext, call_server, server_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,37 +29,43 @@ LOOK_MS: Final = 2_000
 
 @click.command(
     epilog=examples(
-        "remit events                               the last of all tenants' and nodes'",
-        "remit events --for workload/web            of one object",
-        "remit events --for node/n7 -w              and go on",
-        "remit events --type Warning --limit 500    only what was wrong",
+        "remit events                               latest events of all tenants and nodes",
+        "remit events --for workload/web            events of one object",
+        "remit events --for node/n7 -w              also print new events as they occur",
+        "remit events --type Warning --limit 500    only warnings",
     )
 )
-@click.option("--for", "about", default="", metavar="KIND/NAME", help="Only what happened to this one.")
-@click.option("--type", "type_", type=click.Choice(["Normal", "Warning"], case_sensitive=False), help="Only of this type.")
+@click.option("--for", "about", default="", metavar="KIND/NAME", help="Only events of this object.")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=LIMIT, show_default=True, help="No more than the last so many."
+    "--type", "type_", type=click.Choice(["Normal", "Warning"], case_sensitive=False), help="Only events of this type."
 )
-@click.option("-w", "--watch", is_flag=True, help="Go on with what happens next.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=LIMIT,
+    show_default=True,
+    help="Maximum number of events; the latest are kept.",
+)
+@click.option("-w", "--watch", is_flag=True, help="Keep printing new events.")
 @click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
-@asks_server()
-def events(asked: Asked, about: str, type_: str | None, limit: int, watch: bool, output: str) -> None:
-    """Print what happened, the newest last: what components reported, and what the authority accepted or refused.
+@server_options()
+def events(asked: CommandContext, about: str, type_: str | None, limit: int, watch: bool, output: str) -> None:
+    """Print events, newest last: reports of components, and claims that the authority accepted or refused.
 
-    What repeats is told once, with how often and over what time.
+    Repeated events are one line with a count and the time span.
     """
     from remit.cli.output.console import until_nobody_reads
 
-    regarding = account_path(asked, thing_meant(about)) if about else ""
+    regarding = account_path(asked, parse_object_ref(about)) if about else ""
     with until_nobody_reads():
-        ask(asked, lambda api: _events(api, regarding, type_ or "", limit, watch, output))
+        call_server(asked, lambda api: _events(api, regarding, type_ or "", limit, watch, output))
 
 
-def account_path(asked: Asked, thing: Meant) -> str:
-    """As the account names it."""
+def account_path(asked: CommandContext, thing: ObjectRef) -> str:
+    """Return the object's key in the event history, such as `workload/default/web`."""
     from remit.model.objects import key_of
 
-    return key_of(thing.kind, thing.name, (thing.tenant or asked.reach.tenant) if is_owned(thing.kind) else "")
+    return key_of(thing.kind, thing.name, (thing.tenant or asked.reach.tenant) if is_tenant_scoped(thing.kind) else "")
 
 
 async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool, output: str) -> None:
@@ -75,10 +79,10 @@ async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool,
         sys.stdout.write(json_text({"kind": "AccountList", "items": found}))
         return
     clock = BootClock()
-    about = not regarding or regarding.startswith("workload/")  # what happens to its replicas happens to it
+    about = not regarding or regarding.startswith("workload/")  # its events include those of its replicas
     sheet = Sheet(console(), columns(about=about), wide=output == "wide")
     if not found and not watch:
-        click.echo(f"nothing is recorded{f' of {regarding}' if regarding else ''}", err=True)
+        click.echo(f"no events recorded{f' for {regarding}' if regarding else ''}", err=True)
         return
     known: dict[tuple[str, str, str, str], int] = {}
     while True:
@@ -103,7 +107,7 @@ def _key(item: HistoryEvent) -> tuple[str, str, str, str]:
     return item.regarding, item.reason, item.message, item.first or item.at
 
 
-# -- what it looks like --------------------------------------------------------------------------------------------------------
+# -- text output ---------------------------------------------------------------------------------------------------------------
 
 
 def columns(*, about: bool) -> tuple[Column, ...]:
@@ -123,7 +127,7 @@ def row(item: HistoryEvent, wall: str, *, about: bool) -> Cells:
 
 
 def when(item: HistoryEvent, wall: str) -> str:
-    """`12s`, or `12s (x147 over 59m)` of what repeats."""
+    """Return the age of an event: `12s`, or `12s (x147 over 59m)` if it was repeated."""
     from remit.cli.output.object_columns import age, span
 
     last = age(item.at, wall) or "?"
@@ -141,31 +145,39 @@ AUDIT_LIMIT: Final = 100
 
 @click.command(
     epilog=examples(
-        "remit audit                                  the last hundred, the newest last",
-        "remit audit --who ann --limit 1000           what she did",
-        "remit audit --action createToken             who made tokens",
+        "remit audit                                  the latest 100 entries, newest last",
+        "remit audit --who ann --limit 1000           requests of one user",
+        "remit audit --action createToken             who created tokens",
         "remit audit --since 2027-01-31T12:00:00Z -o json",
     )
 )
-@click.option("--who", default="", metavar="SUBJECT", help="Only this person or program.")
-@click.option("--action", default="", help="Only this, such as createWorkload; /openapi.json of a server has them all.")
-@click.option("--since", default="", metavar="INSTANT", help="Nothing before it, such as 2027-01-31T12:00:00Z.")
+@click.option("--who", default="", metavar="SUBJECT", help="Only requests of this user or program.")
 @click.option(
-    "--limit", type=click.IntRange(1, 10_000), default=AUDIT_LIMIT, show_default=True, help="No more than the last so many."
+    "--action",
+    default="",
+    help="Only this operation, such as createWorkload; the server's /openapi.json lists all operation ids.",
+)
+@click.option("--since", default="", metavar="INSTANT", help="Only entries from this time on, such as 2027-01-31T12:00:00Z.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 10_000),
+    default=AUDIT_LIMIT,
+    show_default=True,
+    help="Maximum number of entries; the latest are kept.",
 )
 @click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
-@asks_server()
-def audit(asked: Asked, who: str, action: str, since: str, limit: int, output: str) -> None:
-    """Print what people did and what anybody was refused, the newest last.
+@server_options()
+def audit(asked: CommandContext, who: str, action: str, since: str, limit: int, output: str) -> None:
+    """Print the audit log, newest last: changes made by users, and refused requests.
 
-    Refusals of one sort that come soon after each other are one line with a count. With --tenant, only that tenant's people;
-    somebody of a tenant is told of that one's alone.
+    Similar refusals in a short time are one line with a count. --tenant limits the output to users of that tenant. A token
+    of a tenant sees only entries of that tenant.
     """
     from remit.cli.output.console import until_nobody_reads
 
     tenant = asked.reach.tenant if asked.tenant_said else ""
     with until_nobody_reads():
-        ask(asked, lambda api: _show(api, tenant, who, action, since, limit, output))
+        call_server(asked, lambda api: _show(api, tenant, who, action, since, limit, output))
 
 
 async def _show(api: Api, tenant: str, who: str, action: str, since: str, limit: int, output: str) -> None:
@@ -179,11 +191,11 @@ async def _show(api: Api, tenant: str, who: str, action: str, since: str, limit:
             sys.stdout.write(msgspec.json.encode(item).decode() + "\n")
         return
     if not items:
-        click.echo("nothing was written down that matches", err=True)
+        click.echo("no audit entries match", err=True)
         return
     columns = (
         Column("TIME"), Column("WHO"), Column("ROLE"), Column("TENANT"), Column("ACTION"), Column("STATUS", right=True),
-        Column("COUNT", right=True), Column("TARGET", fluid=True), Column("WHY", fluid=True), Column("FROM", wide=True),
+        Column("COUNT", right=True), Column("TARGET", fluid=True), Column("REASON", fluid=True), Column("ADDRESS", wide=True),
         Column("TRACE", wide=True),
     )  # fmt: skip
     Sheet(console(), columns, wide=output == "wide").show(_rows(items))

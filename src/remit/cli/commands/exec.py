@@ -1,6 +1,6 @@
-"""`exec`.
+"""Command `exec`: runs a command next to a replica and exits with its exit code.
 
-Runs one there, with this program's streams or terminal, and ends as it does.
+The command uses this program's stdin, stdout and stderr, or its terminal with -t.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.kind_names import Meant, thing_meant
-from remit.cli.session.server_call import Asked, Failure, ask, asks_server
+from remit.cli.session.kind_names import ObjectRef, parse_object_ref
+from remit.cli.session.server_call import CommandContext, CommandError, call_server, server_options
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from remit.client.exec_session import ExecClientSession
 
 NOT_RUN: Final = 125
-"""With this Remit itself ends if the command was not run, or what became of it is not known."""
+"""Exit code of Remit itself if the command was not run or its outcome is unknown; the convention of env(1) and Docker.
+"""
 SIGNALLED: Final = 128
 
 
-class NotRun(Failure):
-    """The command has not been run, or nobody knows what became of it."""
+class NotRun(CommandError):
+    """The command was not run, or its outcome is unknown."""
 
     exit_code = NOT_RUN
 
@@ -44,52 +45,52 @@ class Wish(NamedTuple):
 @click.command(
     "exec",
     epilog=examples(
-        "remit exec web-0 -- ls -l                    in the directory of the replica web-0, as its user",
-        "remit exec -it web -- bash                   a shell beside one of the replicas of web",
-        "remit exec -i web-0 -- tar x < files.tar     what is piped in is its input",
-        "remit exec web-0 -- sh -c 'ps ax | wc -l'    a shell only if you name one",
+        "remit exec web-0 -- ls -l                    in the directory of replica web-0, as its user",
+        "remit exec -it web -- bash                   interactive shell next to a replica of web",
+        "remit exec -i web-0 -- tar x < files.tar     pass stdin to the command",
+        "remit exec web-0 -- sh -c 'ps ax | wc -l'    start a shell explicitly for pipes",
     ),
 )
 @click.argument("what", metavar="REPLICA|WORKLOAD")
 @click.argument("command", nargs=-1, required=True, metavar="-- COMMAND...")
-@click.option("-i", "--stdin", "stdin", is_flag=True, help="Pass on the standard input, to its end.")
-@click.option("-t", "--tty", "terminal", is_flag=True, help="Give it a terminal, of the size of this one.")
-@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Only beside this attempt.")
-@click.option("--raw", is_flag=True, help="On a terminal too: every byte as it was written, also what steers the terminal.")
-@asks_server(t_taken=True)
+@click.option("-i", "--stdin", "stdin", is_flag=True, help="Pass standard input to the command, until end of file.")
+@click.option("-t", "--tty", "terminal", is_flag=True, help="Allocate a terminal with the size of this one.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Only if the replica is at this attempt.")
+@click.option("--raw", is_flag=True, help="Write output unchanged, including terminal control sequences.")
+@server_options(t_taken=True)
 def execute(
-    asked: Asked, what: str, command: tuple[str, ...], stdin: bool, terminal: bool, attempt: int | None, raw: bool
+    asked: CommandContext, what: str, command: tuple[str, ...], stdin: bool, terminal: bool, attempt: int | None, raw: bool
 ) -> None:
-    """Run a COMMAND beside a REPLICA, or one of a WORKLOAD: as its user, in its directory, sandbox and limits.
+    """Run COMMAND next to a REPLICA, or one replica of a WORKLOAD, with the replica's user, directory, sandbox and limits.
 
-    Its words are passed on as they are: no shell reads them. It ends with the replica, and when you leave. The exit code is the
-    command's own, 128 and the number of the signal that ended it, or 125 if Remit could not run it.
+    Arguments are passed unchanged; no shell interprets them. The command ends when the replica ends or when you disconnect.
+    The exit code is that of the command, 128 plus the signal number if a signal ended it, or 125 if Remit could not run it.
     """
     from remit.cli.output.terminal import is_typed_at
 
     if terminal and not is_typed_at():
-        raise click.UsageError("-t passes on a terminal, and the standard input is none; leave it out to pipe")
+        raise click.UsageError("-t needs a terminal, and standard input is not one; leave out -t to use a pipe")
     wish = Wish(command, stdin, terminal, attempt or 0, raw)
-    thing = thing_meant(what) if "/" in what else None
+    thing = parse_object_ref(what) if "/" in what else None
     if thing is not None and thing.kind not in ("Workload", "Replica"):
-        raise click.UsageError(f"nothing runs in a {thing.kind.lower()}; name a workload or a replica")
+        raise click.UsageError(f"cannot run a command in a {thing.kind.lower()}; give a workload or a replica")
     try:
-        code = ask(asked, lambda api: _run(api, asked, what, thing, wish))
-    except Failure as failure:
+        code = call_server(asked, lambda api: _run(api, asked, what, thing, wish))
+    except CommandError as failure:
         raise NotRun(failure.message) from failure
     sys.exit(code)
 
 
-async def _run(api: Api, asked: Asked, what: str, thing: Meant | None, wish: Wish) -> int:
+async def _run(api: Api, asked: CommandContext, what: str, thing: ObjectRef | None, wish: Wish) -> int:
     from remit.cli.commands.logs import guessed
     from remit.cli.output.terminal import raw, window
-    from remit.cli.session.object_lookup import find, tenant_of
+    from remit.cli.session.object_lookup import get_object, tenant_of
     from remit.client.api import Unanswered
 
     if thing is None:
         thing = await guessed(api, asked, what)
     tenant = tenant_of(asked, thing)
-    await find(api, asked, thing)
+    await get_object(api, asked, thing)
     name = thing.name if thing.kind == "Replica" else await _one_of(api, tenant, thing.name)
     size = window() if wish.terminal else None
     kind = os.environ.get("TERM", "") if wish.terminal else ""
@@ -104,14 +105,14 @@ async def _run(api: Api, asked: Asked, what: str, thing: Meant | None, wish: Wis
                 await _talk(session, wish, held)
         except* Unanswered:
             with suppress(Unanswered):
-                await api.status()  # which tells why, if the token is not good any more
-            cure = f"it was begun, and has been ended: look what it did, then run it again (`remit describe replica/{name}`)"
-            raise Failure(f"the session beside {escaped(name)} was cut off in its middle", cure) from None
+                await api.status()  # raises the actual error if the token was revoked or has expired
+            cure = f"the command was ended: check what it did before you run it again (`remit describe replica/{name}`)"
+            raise CommandError(f"the connection to {escaped(name)} was lost while the command ran", cure) from None
         return _code(session)
 
 
 async def _one_of(api: Api, tenant: str, workload: str) -> str:
-    """The replica of a workload that is furthest."""
+    """Return the replica of the workload that is furthest in its lifecycle, so that a serving one is preferred."""
     from remit.cli.output.object_list import natural
     from remit.model.records import Phase, Replica
 
@@ -119,14 +120,14 @@ async def _one_of(api: Api, tenant: str, workload: str) -> str:
     listed = await api.list(Replica, tenant=tenant, fields=f"spec.workload={workload}")
     found = [one for one in listed.items if one.status.phase in order]
     if not found:
-        cure = f"ask why: remit explain workload/{escaped(workload)}"
-        raise Failure(f"no replica of workload {escaped(workload)} runs", cure)
+        cure = f"find out why: remit explain workload/{escaped(workload)}"
+        raise CommandError(f"no replica of workload {escaped(workload)} is running", cure)
     best = min(found, key=lambda one: (order.index(one.status.phase), natural(one.metadata.name)))
     return best.metadata.name
 
 
 async def _talk(session: ExecClientSession, wish: Wish, held: ExitStack) -> None:
-    """Until the command has ended."""
+    """Copy input, output and window size until the command has ended."""
     from remit.cli.output.terminal import resized, window
 
     async with asyncio.TaskGroup() as group:
@@ -160,7 +161,8 @@ async def _show(session: ExecClientSession, wish: Wish) -> None:
     from remit.model.wire.exec_frames import ExecFrameType
 
     streams = {ExecFrameType.STDOUT: sys.stdout, ExecFrameType.STDERR: sys.stderr}
-    # Whoever asks for a terminal wants to be steered by the command; nobody else does.
+    # With -t, the command may control the terminal. Without it, escape sequences in its output are neutralized, so that
+    # untrusted output cannot manipulate the user's terminal.
     tame = {part: Tame() for part, stream in streams.items() if stream.isatty() and not wish.terminal and not wish.raw}
     async for said in session.parts():
         stream = streams[ExecFrameType(said.type)]
@@ -174,13 +176,13 @@ async def _show(session: ExecClientSession, wish: Wish) -> None:
 def _code(session: ExecClientSession) -> int:
     over = session.over
     if over is None or (over.code is None and over.signal is None):
-        why = over.why if over is not None and over.why else "what became of the command is not known"
-        raise Failure(escaped(why), "look whether the replica runs: remit get replicas")
+        why = over.why if over is not None and over.why else "the outcome of the command is unknown"
+        raise CommandError(escaped(why), "check whether the replica is running: remit get replicas")
     if over.why:
         click.echo(f"remit: the command was ended: {escaped(over.why)}", err=True)
     return over.code if over.code is not None else SIGNALLED + (over.signal or 0)
 
 
 def _known(kind: str) -> str:
-    """What a terminal may be called; any other name is nobody's."""
+    """Return the value of TERM if the server accepts it, else an empty string."""
     return kind if len(kind) <= 64 and all(letter.isalnum() or letter in "._+-" for letter in kind) and kind.isascii() else ""

@@ -1,6 +1,7 @@
-"""`explain`.
+"""Command `explain`: prints why a workload or replica is pending, or why it runs where it does.
 
-Asks a server, or looks into a scope's data; what it looks like is in explain_shown.py.
+The explanation comes from a server, or is computed here from a data directory with the same functions. The text layout is in
+cli/output/explanations.py.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.contexts import Flags
+from remit.cli.session.contexts import ServerFlags
 from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted, suggest_names
 
 if TYPE_CHECKING:
-    from remit.cli.session.offline_store import Scope
+    from remit.cli.session.offline_store import OfflineScope
     from remit.proposal.explain.pending import PlacementInputs
     from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
 
@@ -30,33 +31,37 @@ SHORT = {
 @click.command(
     epilog=examples(
         "remit explain workload/risk-api                             what limits it now, and what would help",
-        "remit explain replica/risk-api-2                            why it is there, or why it waits",
+        "remit explain replica/risk-api-2                            why it is on its node, or why it is pending",
         "remit explain replica/risk-api-2 --node n7                  why it is not on n7",
-        "remit explain workload/risk/risk-api -o json                of the tenant risk, for programs",
-        "remit explain workload/risk-api --data /var/lib/remit       without a server, from its data",
+        "remit explain workload/risk/risk-api -o json                workload of tenant risk, JSON output",
+        "remit explain workload/risk-api --data /var/lib/remit       read a data directory, without a server",
     )
 )
 @click.argument("what", metavar="WHAT")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="The data directory of a scope, in place of a server. It is only read, also while its owner runs.",
+    help="Read this data directory instead of calling a server. Read-only; safe while the server runs.",
 )
-@click.option("-t", "-n", "--tenant", default="", metavar="TENANT", help="Whose; else REMIT_TENANT, or the context's.")
-@click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`.")
-@click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's.")
-@click.option("--token-file", default="", metavar="FILE", help="The file with the token for it.")
-@click.option("--ca-file", default="", metavar="FILE", help="Who signs for it at https; else REMIT_CA_FILE, the context's.")
-@click.option("--node", default="", metavar="NODE", help="Say for this node why it could not stand there.")
+@click.option("-t", "-n", "--tenant", default="", metavar="TENANT", help="Tenant. Default: REMIT_TENANT, then the context.")
+@click.option("--context", default="", metavar="NAME", help="Server by its context name, see `remit context list`.")
+@click.option("--server", default="", metavar="URL", help="URL of the server. Default: REMIT_SERVER, then the context.")
+@click.option("--token-file", default="", metavar="FILE", help="File with the access token.")
+@click.option(
+    "--ca-file", default="", metavar="FILE", help="CA certificate for https. Default: REMIT_CA_FILE, then the context."
+)
+@click.option("--node", default="", metavar="NODE", help="Also explain why it cannot be placed on this node.")
 @click.option(
     "-o",
     "--output",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="For people, or for programs.",
+    help="Output format.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="Also the whole funnel, scores and ledgers, and what was recorded of it.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Also print the complete filter funnel, scores, ledgers and recorded events."
+)
 def explain(
     what: str,
     data: Path | None,
@@ -69,27 +74,28 @@ def explain(
     output: str,
     verbose: bool,
 ) -> None:
-    """Why is it where it is, or why does it wait, and what would help?
+    """Explain why a workload or replica is pending or where it is, and which changes would help.
 
-    WHAT is workload/NAME or replica/NAME. Told are one dominant reason, where the nodes went (it adds up to all of them), the
-    nearest fit, and the smallest changes that would let it be placed: each was tried on a copy of what is there.
+    WHAT is workload/NAME or replica/NAME. The answer has one dominant reason, the number of nodes that each filter rejected
+    (they add up to all nodes), the node that comes nearest, and the smallest changes that would allow placement, each tried
+    on a copy of the cluster state.
     """
     kind, tenant, name = _meant(what, tenant)
     if data is None:
-        _ask(Flags(context, server, token_file, tenant, ca_file), kind, name, node, output, verbose)
+        _ask(ServerFlags(context, server, token_file, tenant, ca_file), kind, name, node, output, verbose)
     elif context or server:
-        raise click.UsageError("--data names a directory to look into; leave out the server, or --data")
+        raise click.UsageError("--data cannot be combined with --server or --context; leave one of them out")
     else:
         _look(data, kind, tenant, name, node, output, verbose)
 
 
-def _ask(flags: Flags, kind: str, name: str, node: str, output: str, verbose: bool) -> None:
-    """The server's answer is the same as would be found here."""
+def _ask(flags: ServerFlags, kind: str, name: str, node: str, output: str, verbose: bool) -> None:
+    """Ask the server, which computes its explanation with the same functions as `_look`."""
     import msgspec
 
-    from remit.cli.session.kind_names import Meant
-    from remit.cli.session.object_lookup import NOT_FOUND, missing
-    from remit.cli.session.server_call import Asked, ask
+    from remit.cli.session.kind_names import ObjectRef
+    from remit.cli.session.object_lookup import NOT_FOUND, not_found_error
+    from remit.cli.session.server_call import CommandContext, call_server
     from remit.client.api import Api, ApiError
     from remit.model.kinds import Workload
     from remit.model.objects import dec_hook
@@ -97,7 +103,7 @@ def _ask(flags: Flags, kind: str, name: str, node: str, output: str, verbose: bo
     from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
     from remit.world.clock import BootClock
 
-    asked = Asked(flags.reach())
+    asked = CommandContext(flags.reach())
     workload = kind == "workload"
 
     async def explained(api: Api) -> dict[str, Any]:
@@ -106,55 +112,56 @@ def _ask(flags: Flags, kind: str, name: str, node: str, output: str, verbose: bo
         except ApiError as error:
             if error.status != NOT_FOUND or (node and node in error.detail):
                 raise
-            raise await missing(api, asked, Meant("Workload" if workload else "Replica", name)) from error
+            raise await not_found_error(api, asked, ObjectRef("Workload" if workload else "Replica", name)) from error
 
-    found = ask(asked, explained)
+    found = call_server(asked, explained)
     shape: Any = WorkloadExplanation if workload else ReplicaExplanation
     told: ReplicaExplanation | WorkloadExplanation = msgspec.convert(found, shape, dec_hook=dec_hook)
     _print(told, output, verbose, BootClock().wall())
 
 
 def _look(data: Path, kind: str, tenant: str, name: str, node: str, output: str, verbose: bool) -> None:
-    from remit.cli.session.offline_store import Unreadable, opened, rules_of
+    from remit.cli.session.offline_store import OfflineStoreError, open_offline_scope, placement_inputs
     from remit.proposal.explain.subjects import NodeNotFound
     from remit.proposal.placement.plugins import PluginError
 
-    with opened(data) as scope:
+    with open_offline_scope(data) as scope:
         try:
-            rules = rules_of(scope.clock)
+            rules = placement_inputs(scope.clock)
             told = (
                 _replica(scope, tenant, name, rules, node) if kind == "replica" else _workload(scope, tenant, name, rules, node)
             )
         except NodeNotFound:
             nodes = sorted(scope.view.columns.rows)
-            raise Unreadable(f"there is no node {quoted(node)}; {suggest_names(node, nodes, 'nodes')}") from None
+            raise OfflineStoreError(f"there is no node {quoted(node)}; {suggest_names(node, nodes, 'nodes')}") from None
         except PluginError as error:
-            raise Unreadable(escaped(str(error))) from error
-    _print(told, output, verbose, scope.clock.wall())  # out here: that it cannot be printed is no fault of the data's
+            raise OfflineStoreError(escaped(str(error))) from error
+    # Printed outside of the block, so that an output error is not reported as damaged data.
+    _print(told, output, verbose, scope.clock.wall())
 
 
 def _meant(what: str, tenant: str) -> tuple[str, str, str]:
-    """The kind, the tenant if one is named, and the name."""
+    """Return kind, tenant (empty if none was given) and name."""
     kind, _, rest = what.partition("/")
     kind = SHORT.get(kind.lower(), kind.lower())
     if not rest and kind not in KINDS:
-        raise click.UsageError(f"{quoted(what)} names no kind; write workload/{escaped(what)} or replica/{escaped(what)}")
+        raise click.UsageError(f"{quoted(what)} has no kind; write workload/{escaped(what)} or replica/{escaped(what)}")
     if kind == "node":
-        raise click.UsageError("name the work, and the node with it: remit explain workload/NAME --node NODE")
+        raise click.UsageError("a node is explained for a workload: remit explain workload/NAME --node NODE")
     if kind not in KINDS:
-        cure = did_you_mean(closest_name(kind, KINDS)) or f"explained are {one_of(KINDS)}"
-        raise click.UsageError(f"there is nothing to explain about a {quoted(kind)}; {cure}")
+        cure = did_you_mean(closest_name(kind, KINDS)) or f"use {one_of(KINDS)}"
+        raise click.UsageError(f"kind {quoted(kind)} cannot be explained; {cure}")
     owner, slash, name = rest.partition("/")
     if not slash:
         owner, name = "", rest
     if owner and tenant and owner != tenant:
-        raise click.UsageError(f"{quoted(what)} is of tenant {quoted(owner)}, and --tenant says {quoted(tenant)}; name one")
+        raise click.UsageError(f"{quoted(what)} is in tenant {quoted(owner)}, but --tenant is {quoted(tenant)}; give one")
     if not name:
         raise click.UsageError(f"{quoted(what)} has no name; write {kind}/NAME")
     return kind, owner or tenant, name
 
 
-def _workload(scope: Scope, tenant: str, name: str, rules: PlacementInputs, node: str) -> WorkloadExplanation:
+def _workload(scope: OfflineScope, tenant: str, name: str, rules: PlacementInputs, node: str) -> WorkloadExplanation:
     from remit.observation.column_table import NONE
     from remit.serve.diagnostics.history import workload_explanation
 
@@ -164,32 +171,34 @@ def _workload(scope: Scope, tenant: str, name: str, rules: PlacementInputs, node
     return workload_explanation(scope.view, scope.workload(tenant, name), tenant, name, scope.written(tenant), rules, node)
 
 
-def _replica(scope: Scope, tenant: str, name: str, rules: PlacementInputs, node: str) -> ReplicaExplanation:
+def _replica(scope: OfflineScope, tenant: str, name: str, rules: PlacementInputs, node: str) -> ReplicaExplanation:
     from remit.serve.diagnostics.history import replica_explanation
 
     there = [key.partition("/")[2] for key in scope.view.replicas.slots]
     tenant = _owner(there, "replica", tenant, name)
     found = scope.replica(tenant, name)
     if found is None:
-        raise click.ClickException(
-            f"replica {tenant}/{name} was listed and is not there: the data is damaged; restore a backup"
-        )
+        raise click.ClickException(f"replica {tenant}/{name} is listed but missing: the data is damaged; restore a backup")
     return replica_explanation(scope.view, *found, scope.written(tenant), rules, node)
 
 
 def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
-    """Whose it is: the tenant named, or the only one who has such a thing."""
-    from remit.cli.session.offline_store import Unreadable
+    """Return the given tenant if it has an object of this name, or the only tenant that has one. Raise an error with
+    suggestions otherwise.
+    """
+    from remit.cli.session.offline_store import OfflineStoreError
 
     owners = sorted(path.partition("/")[0] for path in paths if path.partition("/")[2] == name)
     if tenant in owners or (not tenant and len(owners) == 1):
         return tenant or owners[0]
     if owners and not tenant:
-        raise Unreadable(f"{len(owners)} tenants have a {kind} {name}: {one_of(owners)}; say which with --tenant")
+        raise OfflineStoreError(f"{len(owners)} tenants have a {kind} {name}: {one_of(owners)}; choose one with --tenant")
     if owners:
-        raise Unreadable(f"tenant {quoted(tenant)} has no {kind} {name}, but {one_of(owners)} has; say --tenant {owners[0]}")
+        raise OfflineStoreError(
+            f"tenant {quoted(tenant)} has no {kind} {name}, but {one_of(owners)} has; use --tenant {owners[0]}"
+        )
     names = sorted({path.partition("/")[2] for path in paths if not tenant or path.startswith(f"{tenant}/")})
-    raise Unreadable(f"there is no {kind} {quoted(name)}; {suggest_names(name, names, f'{kind}s')}")
+    raise OfflineStoreError(f"there is no {kind} {quoted(name)}; {suggest_names(name, names, f'{kind}s')}")
 
 
 def _print(told: ReplicaExplanation | WorkloadExplanation, output: str, verbose: bool, wall: str) -> None:

@@ -1,8 +1,6 @@
-"""`get`, `describe`.
+"""Commands `get` and `describe`: list objects, watch them, or print all details of one.
 
-Lists objects, and goes on telling what changes; which columns they have is in listed.py.
-
-All of it on one page: what it is, how it fares, why it waits, what happened.
+This module checks the arguments; columns, watching and details are in cli/output/.
 """
 
 from __future__ import annotations
@@ -12,19 +10,19 @@ from typing import Final
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.kind_names import ENDPOINTS, complete_kind, things_meant
-from remit.cli.session.server_call import Asked, ask, asks_server
+from remit.cli.session.kind_names import ENDPOINTS, complete_kind, parse_object_refs
+from remit.cli.session.server_call import CommandContext, call_server, server_options
 
 ALL: Final = ("Workload", "Replica", ENDPOINTS)
-"""What `get all` means: a tenant's work, what runs of it, and where it is reached."""
+"""The kinds that `get all` lists: a tenant's workloads, their replicas and their endpoints."""
 
 
 @click.command(
     epilog=examples(
-        "remit get workloads                         what limits each, beside how far it has come",
-        "remit get replicas -l app=web -o wide       of one label, with more columns",
-        "remit get nodes -w                          and every change from now on",
-        "remit get workload web -o yaml > web.yaml   as `remit apply` takes it back",
+        "remit get workloads                         progress of each, and what limits it",
+        "remit get replicas -l app=web -o wide       select by label, print more columns",
+        "remit get nodes -w                          list, then print changes",
+        "remit get workload web -o yaml > web.yaml   a manifest for `remit apply`",
         "remit get replicas -A --field-selector status.phase=pending",
         "remit get all                               workloads, replicas and endpoints of the tenant",
     )
@@ -36,20 +34,16 @@ ALL: Final = ("Workload", "Replica", ENDPOINTS)
     type=click.Choice(["table", "wide", "json", "yaml", "name"]),
     default="table",
     show_default=True,
-    help="For people, for programs, or as manifests.",
+    help="Output format; yaml prints manifests.",
 )
-@click.option("-l", "--selector", default="", metavar="LABELS", help="Only with these labels: app=web,tier!=x,zone in (a,b).")
-@click.option(
-    "--field-selector", default="", metavar="FIELDS", help="Only with these values: status.phase=pending,spec.type!=job."
-)
-@click.option("-w", "--watch", is_flag=True, help="Go on telling what changes.")
-@click.option(
-    "--sort-by", default="", metavar="PATH", help="In the order of a value, such as spec.replicas or metadata.revision."
-)
-@click.option("--no-headers", is_flag=True, help="Rows only.")
-@asks_server(everyone=True)
+@click.option("-l", "--selector", default="", metavar="LABELS", help="Label selector: app=web,tier!=x,zone in (a,b).")
+@click.option("--field-selector", default="", metavar="FIELDS", help="Field selector: status.phase=pending,spec.type!=job.")
+@click.option("-w", "--watch", is_flag=True, help="Keep printing changes.")
+@click.option("--sort-by", default="", metavar="PATH", help="Sort by this field, such as spec.replicas or metadata.revision.")
+@click.option("--no-headers", is_flag=True, help="Print no header line.")
+@server_options(everyone=True)
 def get(
-    asked: Asked,
+    asked: CommandContext,
     what: tuple[str, ...],
     output: str,
     selector: str,
@@ -58,49 +52,50 @@ def get(
     sort_by: str,
     no_headers: bool,
 ) -> None:
-    """List objects of a KIND, or only those of the NAMEs.
+    """List objects of a KIND, or only those with the given NAMEs.
 
-    A KIND may be said by one or many or in short: workloads (wl), replicas (rp), nodes (no), tenants (ten), endpoints (ep),
-    priorityclasses (pc), events (ev) and so on. Several kinds: wl,rp. KIND/NAME and KIND/TENANT/NAME work too.
+    KIND is singular, plural or an abbreviation: workloads (wl), replicas (rp), nodes (no), tenants (ten), endpoints (ep),
+    priorityclasses (pc), events (ev) and so on. Separate several kinds by commas: wl,rp. KIND/NAME and KIND/TENANT/NAME are
+    also accepted.
     """
     from remit.cli.output.console import until_nobody_reads
     from remit.cli.output.object_list import Wish, show
 
-    kinds, things = (list(ALL), []) if what == ("all",) else things_meant(what)
+    kinds, things = (list(ALL), []) if what == ("all",) else parse_object_refs(what)
     if asked.everyone and things:
-        raise click.UsageError("a NAME is one tenant's; name the tenant with -t, or leave the NAMEs out")
+        raise click.UsageError("-A cannot be combined with NAMEs; give the tenant with -t, or leave the NAMEs out")
     if things and (selector or field_selector):
-        raise click.UsageError("name objects, or select them by labels and fields, and not both")
+        raise click.UsageError("give NAMEs, or select by labels and fields, but not both")
     wish = Wish(output, selector, field_selector, sort_by, heads=not no_headers)
     if watch and (len(kinds) + len({thing.kind for thing in things}) != 1 or output == "yaml"):
-        raise click.UsageError("one kind can be watched at a time, as a table, by name or as json")
+        raise click.UsageError("-w watches one kind at a time, and -o yaml is not supported; use table, wide, name or json")
     with until_nobody_reads():
         if watch:
             from remit.cli.output.object_watch import show_watch
 
-            ask(asked, lambda api: show_watch(api, asked, kinds, things, wish))
+            call_server(asked, lambda api: show_watch(api, asked, kinds, things, wish))
         else:
-            ask(asked, lambda api: show(api, asked, kinds, things, wish))
+            call_server(asked, lambda api: show(api, asked, kinds, things, wish))
 
 
 @click.command(
     epilog=examples(
-        "remit describe workload web         spec, conditions, replicas, endpoints, why it waits, what happened",
-        "remit describe node n7              what it has, what runs there, what it said",
+        "remit describe workload web         spec, conditions, replicas, endpoints, pending reasons, events",
+        "remit describe node n7              capacity, replicas, last report",
         "remit describe replica/web-0",
     )
 )
 @click.argument("what", nargs=-1, required=True, metavar="KIND NAME...", shell_complete=complete_kind)
-@asks_server()
-def describe(asked: Asked, what: tuple[str, ...]) -> None:
-    """Tell all about objects: what they are, how they fare, why they wait and what happened to them."""
+@server_options()
+def describe(asked: CommandContext, what: tuple[str, ...]) -> None:
+    """Show all details of objects: spec, status, reasons for pending replicas, and events."""
     from remit.cli.output.console import until_nobody_reads
     from remit.cli.output.object_details import show
 
-    kinds, things = things_meant(what)
+    kinds, things = parse_object_refs(what)
     if kinds:
-        raise click.UsageError(f"say which: remit describe {what[0]} NAME; `remit get {what[0]}` lists them")
+        raise click.UsageError(f"no NAME given; write remit describe {what[0]} NAME (`remit get {what[0]}` lists the names)")
     if any(thing.kind == ENDPOINTS for thing in things):
-        raise click.UsageError("an endpoint is only listed, with `remit get endpoints`; describe its replica")
+        raise click.UsageError("endpoints cannot be described; list them with `remit get endpoints`, or describe the replica")
     with until_nobody_reads():
-        ask(asked, lambda api: show(api, asked, things))
+        call_server(asked, lambda api: show(api, asked, things))

@@ -1,6 +1,6 @@
-"""`logs`.
+"""Command `logs`: prints the output of one replica, or of all replicas of a workload.
 
-Of one replica, or of all that a workload has, each line with its name before it.
+The lines of a workload's replicas are interleaved; each line is prefixed with the name of its replica.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.kind_names import Meant, thing_meant
-from remit.cli.session.server_call import FAILED, OK, Asked, Failure, ask, asks_server, refusal
+from remit.cli.session.kind_names import ObjectRef, parse_object_ref
+from remit.cli.session.server_call import FAILED, OK, CommandContext, CommandError, call_server, command_error, server_options
 from remit.model.problems import escaped, quoted
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 COLOURS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 AT_ONCE_MAX: Final = 100
-"""How many replicas are read side by side: each is a connection of its own."""
+"""Replicas that are read concurrently, at most: each needs a connection of its own."""
 LOOK_MS: Final = 2_000
 AGAIN_MS: Final = 1_000
 TAIL_OF_MANY: Final = 100
@@ -42,25 +42,25 @@ class Wish(NamedTuple):
 
 @click.command(
     epilog=examples(
-        "remit logs web                       of all replicas of the workload web, each line with its name",
-        "remit logs replica/web-0 -f          of one, and go on as it writes",
-        "remit logs web-0 --previous          of the attempt before this one",
+        "remit logs web                       all replicas of workload web, each line with the replica's name",
+        "remit logs replica/web-0 -f          one replica, and follow its output",
+        "remit logs web-0 --previous          the previous attempt",
         "remit logs web --tail 20 --stream stderr",
     )
 )
 @click.argument("what", metavar="WORKLOAD|REPLICA")
-@click.option("-f", "--follow", is_flag=True, help="Go on as more is written; of a workload, also by new replicas.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new output, for a workload also that of new replicas.")
 @click.option(
-    "--tail", type=click.IntRange(0, 1_000_000), metavar="N", help="The last N lines; of a workload 100 each, if not said."
+    "--tail", type=click.IntRange(0, 1_000_000), metavar="N", help="Last N lines. Default for a workload: 100 per replica."
 )
 @click.option("--stream", type=click.Choice(["stdout", "stderr", "both"]), default="both", show_default=True)
-@click.option("--previous", is_flag=True, help="Of the attempt before the last one.")
-@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Of this attempt.")
-@click.option("--prefix", is_flag=True, help="Name the replica before each line; of a workload that is always so.")
-@click.option("--raw", is_flag=True, help="On a terminal too: every byte as it was written, also what steers the terminal.")
-@asks_server()
+@click.option("--previous", is_flag=True, help="Print the log of the previous attempt.")
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Print the log of this attempt.")
+@click.option("--prefix", is_flag=True, help="Prefix each line with the replica's name; always on for a workload.")
+@click.option("--raw", is_flag=True, help="Write output unchanged, including terminal control sequences.")
+@server_options()
 def logs(
-    asked: Asked,
+    asked: CommandContext,
     what: str,
     follow: bool,
     tail: int | None,
@@ -70,30 +70,30 @@ def logs(
     prefix: bool,
     raw: bool,
 ) -> None:
-    """Print what a WORKLOAD's replicas, or one REPLICA, have written.
+    """Print the output of a WORKLOAD's replicas or of one REPLICA.
 
-    On a terminal, what would steer it is made harmless; into a file or pipe every byte goes as it was written.
+    On a terminal, control sequences are neutralized. Output to a file or a pipe is unchanged.
     """
     from remit.cli.output.console import until_nobody_reads
 
     if previous and attempt is not None:
-        raise click.UsageError("--previous names an attempt, and so does --attempt; write one of the two")
+        raise click.UsageError("--previous and --attempt cannot be combined; leave one of them out")
     if previous and follow:
-        raise click.UsageError("the attempt before is over: there is nothing to follow")
+        raise click.UsageError("the previous attempt has ended and cannot be followed; leave out -f or --previous")
     wish = Wish(stream, follow, tail, attempt, previous, prefix, raw)
-    thing = thing_meant(what) if "/" in what else None
+    thing = parse_object_ref(what) if "/" in what else None
     if thing is not None and thing.kind not in ("Workload", "Replica"):
-        raise click.UsageError(f"a {thing.kind.lower()} writes nothing; name a workload or a replica")
+        raise click.UsageError(f"a {thing.kind.lower()} has no log; give a workload or a replica")
     with until_nobody_reads():
-        sys.exit(ask(asked, lambda api: _logs(api, asked, what, thing, wish)))
+        sys.exit(call_server(asked, lambda api: _logs(api, asked, what, thing, wish)))
 
 
-async def _logs(api: Api, asked: Asked, what: str, thing: Meant | None, wish: Wish) -> int:
-    from remit.cli.session.object_lookup import find, tenant_of
+async def _logs(api: Api, asked: CommandContext, what: str, thing: ObjectRef | None, wish: Wish) -> int:
+    from remit.cli.session.object_lookup import get_object, tenant_of
 
     if thing is None:
         thing = await guessed(api, asked, what)
-    found = await find(api, asked, thing)
+    found = await get_object(api, asked, thing)
     tenant = tenant_of(asked, thing)
     if thing.kind == "Replica":
         _check_begun(found)
@@ -102,8 +102,8 @@ async def _logs(api: Api, asked: Asked, what: str, thing: Meant | None, wish: Wi
     return await _Reader(api, tenant, many, prefix=True).read_all(thing.name)
 
 
-async def guessed(api: Api, asked: Asked, name: str) -> Meant:
-    """A bare name is a workload's, or else a replica's."""
+async def guessed(api: Api, asked: CommandContext, name: str) -> ObjectRef:
+    """Resolve a name without a kind: first as a workload, then as a replica."""
     from remit.cli.session.object_lookup import NOT_FOUND
     from remit.client.api import ApiError
     from remit.model.kinds import Workload
@@ -117,9 +117,9 @@ async def guessed(api: Api, asked: Asked, name: str) -> Meant:
             if error.status != NOT_FOUND:
                 raise
         else:
-            return Meant(kind.__name__, name)
-    raise Failure(
-        f"there is neither a workload nor a replica {quoted(name)} in tenant {escaped(asked.reach.tenant)}",
+            return ObjectRef(kind.__name__, name)
+    raise CommandError(
+        f"no workload or replica {quoted(name)} in tenant {escaped(asked.reach.tenant)}",
         "`remit get wl,rp` lists them",
     )
 
@@ -129,12 +129,12 @@ def _check_begun(found: Replica) -> None:
 
     if found.status.attempt == 1 and found.status.phase in (Phase.PENDING, Phase.RESERVED, Phase.BOUND):
         name = found.metadata.name
-        what = f"replica {escaped(name)} is {found.status.phase}: it has written nothing yet"
-        raise Failure(what, f"ask why: remit explain replica/{escaped(name)}")
+        what = f"replica {escaped(name)} is {found.status.phase}: it has not started and has no log yet"
+        raise CommandError(what, f"find out why: remit explain replica/{escaped(name)}")
 
 
 class _Reader:
-    """Prints lines as they come, those of one replica in their order."""
+    """Prints log lines as they arrive. Lines of one replica keep their order."""
 
     def __init__(self, api: Api, tenant: str, wish: Wish, *, prefix: bool) -> None:
         from remit.cli.output.console import console
@@ -152,11 +152,11 @@ class _Reader:
         try:
             await self._stream(name)
         except ApiError as error:
-            raise refusal(error) from error
+            raise command_error(error) from error
         return OK
 
     async def read_all(self, workload: str) -> int:
-        """Of all its replicas, side by side; while it follows, of those that come later too."""
+        """Print the logs of all replicas concurrently. With `follow`, also those of replicas that start later."""
         from remit.world.clock import BootClock
 
         clock, begun = BootClock(), set[tuple[str, int]]()
@@ -164,9 +164,9 @@ class _Reader:
             while True:
                 names = await self._begun(workload)
                 if not begun and not names and not self._wish.follow:
-                    raise Failure(
-                        f"no replica of workload {escaped(workload)} has begun to run",
-                        f"ask why: remit explain workload/{escaped(workload)}",
+                    raise CommandError(
+                        f"no replica of workload {escaped(workload)} has started",
+                        f"find out why: remit explain workload/{escaped(workload)}",
                     )
                 for one in names[: AT_ONCE_MAX - len(begun)]:
                     if one not in begun:
@@ -174,14 +174,19 @@ class _Reader:
                         begun.add(one)
                         group.create_task(self._member(one[0]))
                 if len(names) > AT_ONCE_MAX:
-                    click.echo(f"only the first {AT_ONCE_MAX} of {len(names)} replicas are read", err=True)
+                    click.echo(
+                        f"printing the logs of {AT_ONCE_MAX} of {len(names)} replicas; give a replica's name to read another",
+                        err=True,
+                    )
                 if not self._wish.follow:
                     break
                 await clock.sleep_ms(LOOK_MS)
         return FAILED if self._failed else OK
 
     async def _begun(self, workload: str) -> list[tuple[str, int]]:
-        """Those that have run, each with its attempt: a new attempt is a log of its own."""
+        """Return name and attempt of the replicas that have started. The attempt is included because each attempt has its own
+        log.
+        """
         from remit.cli.output.object_list import natural
         from remit.model.records import Phase, Replica
 
@@ -193,7 +198,7 @@ class _Reader:
         return sorted(((one.metadata.name, one.status.attempt) for one in ran), key=lambda pair: natural(pair[0]))
 
     async def _member(self, name: str) -> None:
-        """One that cannot be read does not keep the others from it."""
+        """Print the log of one replica. An error is printed and counted, so that the other replicas are still read."""
         from remit.client.api import ApiError, Unanswered
 
         try:

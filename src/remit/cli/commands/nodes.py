@@ -1,8 +1,7 @@
-"""`cordon`, `uncordon`, `drain`, `top`.
+"""Commands `cordon`, `uncordon`, `drain` and `top`.
 
-Prints what nodes last said of themselves, beside what they have and what was asked for.
-
-Changes what is declared of it; controllers do the rest.
+The first three change the spec of a node; controllers do the rest. `top` prints the usage that nodes last reported, next to
+capacity and requests.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.kind_names import Meant, thing_meant
-from remit.cli.session.server_call import Asked, ask, asks_server
+from remit.cli.session.kind_names import ObjectRef, parse_object_ref
+from remit.cli.session.server_call import CommandContext, call_server, server_options
 from remit.model.problems import escaped, quoted
 
 if TYPE_CHECKING:
@@ -34,26 +33,26 @@ OUTPUT = click.option("-o", "--output", type=click.Choice(["table", "json"]), de
     epilog=examples("remit top nodes --sort-by cpu", "remit top replicas -A --sort-by memory"),
 )
 def top() -> None:
-    """What nodes and replicas use just now, as nodes last said."""
+    """Show current resource usage of nodes or replicas, as nodes last reported it."""
 
 
 @top.command(epilog=examples("remit top nodes", "remit top nodes --sort-by memory"))
 @SORT
 @OUTPUT
-@asks_server()
-def nodes(asked: Asked, sort_by: str, output: str) -> None:
-    """What each node uses of what it has, and how much of it is asked for."""
-    ask(asked, lambda api: _nodes(api, sort_by, output))
+@server_options()
+def nodes(asked: CommandContext, sort_by: str, output: str) -> None:
+    """Show the usage of each node, in percent of its capacity, and the requests placed on it."""
+    call_server(asked, lambda api: _nodes(api, sort_by, output))
 
 
 @top.command(epilog=examples("remit top replicas", "remit top replicas -A --sort-by cpu"))
 @click.argument("workload", required=False, default="")
 @SORT
 @OUTPUT
-@asks_server(everyone=True)
-def replicas(asked: Asked, workload: str, sort_by: str, output: str) -> None:
-    """What each replica uses of what it asked for; only a WORKLOAD's, if one is named."""
-    ask(asked, lambda api: _replicas(api, asked, workload, sort_by, output))
+@server_options(everyone=True)
+def replicas(asked: CommandContext, workload: str, sort_by: str, output: str) -> None:
+    """Show the usage of each replica, in percent of its requests. WORKLOAD limits the list to its replicas."""
+    call_server(asked, lambda api: _replicas(api, asked, workload, sort_by, output))
 
 
 async def _nodes(api: Api, sort_by: str, output: str) -> None:
@@ -62,12 +61,12 @@ async def _nodes(api: Api, sort_by: str, output: str) -> None:
 
     found = sorted(await api.top_nodes(), key=lambda one: natural(one.node))
     found = sorted(found, key=SORTS.get(sort_by, lambda one: 0))
-    heads = ("NODE", "CPU", "CPU%", "CPU ASKED", "MEMORY", "MEMORY%", "MEMORY ASKED", "REPLICAS", "HEALTH", "SAID")
+    heads = ("NODE", "CPU", "CPU%", "CPU REQUESTS", "MEMORY", "MEMORY%", "MEMORY REQUESTS", "REPLICAS", "HEALTH", "REPORTED")
     with until_nobody_reads():
         if output == "json":
             _print_json("NodeTopList", found)
         elif not found:
-            click.echo("there are no nodes", err=True)
+            click.echo("no nodes found", err=True)
         else:
             Sheet(console(), [Column(head, right=head not in ("NODE", "HEALTH")) for head in heads]).show(map(node_row, found))
 
@@ -91,7 +90,7 @@ def node_row(one: NodeTop) -> Cells:
     )
 
 
-async def _replicas(api: Api, asked: Asked, workload: str, sort_by: str, output: str) -> None:
+async def _replicas(api: Api, asked: CommandContext, workload: str, sort_by: str, output: str) -> None:
     from remit.cli.output.console import Column, Sheet, console, until_nobody_reads
     from remit.cli.output.object_list import natural
 
@@ -99,13 +98,13 @@ async def _replicas(api: Api, asked: Asked, workload: str, sort_by: str, output:
     if workload:
         found = [one for one in found if one.workload == workload]
     found = sorted(found, key=SORTS.get(sort_by, lambda one: 0))
-    heads = ("REPLICA", "CPU", "CPU%", "MEMORY", "MEMORY%", "RESTARTS", "PHASE", "NODE", "SAID")
+    heads = ("REPLICA", "CPU", "CPU%", "MEMORY", "MEMORY%", "RESTARTS", "PHASE", "NODE", "REPORTED")
     columns = [Column(head, right=head not in ("REPLICA", "PHASE", "NODE")) for head in heads]
     with until_nobody_reads():
         if output == "json":
             _print_json("ReplicaTopList", found)
         elif not found:
-            click.echo(f"no replica{f' of {quoted(workload)}' if workload else ''} runs", err=True)
+            click.echo(f"no running replicas{f' of workload {quoted(workload)}' if workload else ''}", err=True)
         else:
             tenant = [Column("TENANT")] if asked.everyone else []
             Sheet(console(), [*tenant, *columns]).show(replica_row(one, everyone=asked.everyone) for one in found)
@@ -130,7 +129,7 @@ def replica_row(one: ReplicaTop, *, everyone: bool) -> Cells:
 
 
 def share(used: int, whole: int) -> str | Cell:
-    """In percent; nothing of nothing is not known."""
+    """Return usage in percent; `-` if the total is zero, because the percentage is undefined then."""
     from remit.cli.output.console import BAD, UNSURE, Cell
 
     if not whole:
@@ -154,28 +153,28 @@ def _print_json(kind: str, items: list[Any]) -> None:
 NODES = click.argument("nodes", nargs=-1, required=True, metavar="NODE...")
 
 
-@click.command(epilog=examples("remit cordon n7 n8      nothing new is placed there; what runs stays"))
+@click.command(epilog=examples("remit cordon n7 n8      place nothing new there; running replicas stay"))
 @NODES
-@asks_server()
-def cordon(asked: Asked, nodes: tuple[str, ...]) -> None:
-    """Place nothing new on NODEs. What runs there stays; `remit drain` empties one."""
-    ask(asked, lambda api: _change(api, asked, nodes, {"unschedulable": True}, "cordoned"))
+@server_options()
+def cordon(asked: CommandContext, nodes: tuple[str, ...]) -> None:
+    """Mark NODEs unschedulable. Replicas that run there stay; `remit drain` moves them away."""
+    call_server(asked, lambda api: _change(api, asked, nodes, {"unschedulable": True}, "cordoned"))
 
 
-@click.command(epilog=examples("remit uncordon n7       it takes work again; a drain of it ends"))
+@click.command(epilog=examples("remit uncordon n7       place replicas there again, and end its drain"))
 @NODES
-@asks_server()
-def uncordon(asked: Asked, nodes: tuple[str, ...]) -> None:
-    """Let NODEs take work again. A drain of one ends."""
+@server_options()
+def uncordon(asked: CommandContext, nodes: tuple[str, ...]) -> None:
+    """Mark NODEs schedulable again. This also ends a drain."""
     undone = {"unschedulable": None, "draining": None, "drainForce": None, "drainDeadline": None}
-    ask(asked, lambda api: _change(api, asked, nodes, undone, "takes work again"))
+    call_server(asked, lambda api: _change(api, asked, nodes, undone, "uncordoned"))
 
 
 @click.command(
     epilog=examples(
-        "remit drain n7 --wait                   until it is empty, showing what is left and what holds it",
-        "remit drain n7 --deadline 30m --force   past the deadline go on in spite of disruption limits",
-        "remit uncordon n7                       take it back",
+        "remit drain n7 --wait                   wait until it is empty; show remaining replicas and what blocks them",
+        "remit drain n7 --deadline 30m --force   ignore disruption limits after 30 minutes",
+        "remit uncordon n7                       cancel the drain",
     )
 )
 @NODES
@@ -184,64 +183,64 @@ def uncordon(asked: Asked, nodes: tuple[str, ...]) -> None:
     default="10m",
     show_default=True,
     metavar="DURATION",
-    help="How long it may take before it is said to be overdue.",
+    help="Time after which the drain is reported as overdue.",
 )
-@click.option("--force", is_flag=True, help="Past the deadline, go on in spite of disruption limits.")
-@click.option("--wait", is_flag=True, help="Wait until they are empty, and show what is left.")
-@click.option("--timeout", default="", metavar="DURATION", help="How long to wait; else the deadline and a minute.")
-@asks_server()
-def drain(asked: Asked, nodes: tuple[str, ...], deadline: str, force: bool, wait: bool, timeout: str) -> None:
-    """Empty NODEs: nothing new is placed there, and what runs is moved within what each workload can spare.
+@click.option("--force", is_flag=True, help="Ignore disruption limits after the deadline.")
+@click.option("--wait", is_flag=True, help="Wait until the nodes are empty; show remaining replicas.")
+@click.option("--timeout", default="", metavar="DURATION", help="Maximum time to wait. Default: the deadline plus one minute.")
+@server_options()
+def drain(asked: CommandContext, nodes: tuple[str, ...], deadline: str, force: bool, wait: bool, timeout: str) -> None:
+    """Drain NODEs: place nothing new on them, and move their replicas within each workload's disruption limits.
 
-    Exits with 1 if --wait ended before they were empty, and says what held them.
+    Exits with 1 if --wait ended before the nodes were empty, and prints what blocked the drain.
     """
-    from remit.cli.session.wait_conditions import timeout_of
+    from remit.cli.session.wait_conditions import parse_timeout
     from remit.model.resources import format_duration, parse_duration
 
     try:
         deadline_ms = parse_duration(deadline)
     except ValueError as error:
         raise click.BadParameter(f"{escaped(deadline)}: {error}", param_hint="--deadline") from error
-    timeout_ms = timeout_of(timeout) if timeout else deadline_ms + 60_000
+    timeout_ms = parse_timeout(timeout) if timeout else deadline_ms + 60_000
     wanted = {
         "unschedulable": True,
         "draining": True,
         "drainDeadline": format_duration(deadline_ms),
         "drainForce": True if force else None,
     }
-    ask(asked, lambda api: _drain(api, asked, nodes, wanted, timeout_ms if wait else 0))
+    call_server(asked, lambda api: _drain(api, asked, nodes, wanted, timeout_ms if wait else 0))
 
 
-async def _drain(api: Api, asked: Asked, nodes: Sequence[str], wanted: dict[str, Any], wait_ms: int) -> None:
-    from remit.cli.session.wait_conditions import Drained, until
+async def _drain(api: Api, asked: CommandContext, nodes: Sequence[str], wanted: dict[str, Any], wait_ms: int) -> None:
+    from remit.cli.session.wait_conditions import NodeDrained, wait_for_goals
 
-    await _change(api, asked, nodes, wanted, "drains")
+    await _change(api, asked, nodes, wanted, "draining")
     if wait_ms:
-        await until(api, [Drained(thing.name) for thing in _meant(nodes)], wait_ms)
+        await wait_for_goals(api, [NodeDrained(thing.name) for thing in _meant(nodes)], wait_ms)
         for thing in _meant(nodes):
             click.echo(f"{escaped(str(thing))} is empty")
 
 
-def _meant(nodes: Sequence[str]) -> list[Meant]:
-    things = [thing_meant(node, "Node") for node in nodes]
+def _meant(nodes: Sequence[str]) -> list[ObjectRef]:
+    things = [parse_object_ref(node, "Node") for node in nodes]
     other = next((thing for thing in things if thing.kind != "Node"), None)
     if other is not None:
-        raise click.UsageError(f"{escaped(str(other))} is no node")
+        raise click.UsageError(f"{escaped(str(other))} is not a node; give the name of a node")
     return things
 
 
-async def _change(api: Api, asked: Asked, nodes: Sequence[str], wanted: dict[str, Any], said: str) -> None:
-    """Those that are not there are told before anything is changed."""
+async def _change(api: Api, asked: CommandContext, nodes: Sequence[str], wanted: dict[str, Any], said: str) -> None:
+    """Patch the spec of each node. All nodes are looked up first, so that an unknown name changes nothing."""
     from remit.cli.output.serialization import plain
-    from remit.cli.session.object_lookup import find
+    from remit.cli.session.object_lookup import get_object
     from remit.model.kinds import Node
 
     things = _meant(nodes)
-    found: list[Node] = [await find(api, asked, thing) for thing in things]
+    found: list[Node] = [await get_object(api, asked, thing) for thing in things]
     for thing, node in zip(things, found, strict=True):
         spec = plain(node)["spec"]
         if all(spec.get(name) == value for name, value in wanted.items()):
-            click.echo(f"{escaped(str(thing))} {said} already")
+            click.echo(f"{escaped(str(thing))} already {said}")
             continue
         await api.patch(Node, thing.name, {"spec": wanted})
         click.echo(f"{escaped(str(thing))} {said}")

@@ -1,10 +1,6 @@
-"""`scale`, `rollout status`, `rollout restart`, `wait`.
+"""Commands `scale`, `rollout status`, `rollout restart` and `wait`.
 
-Waits for something to become true of objects, and says where they stand if it does not.
-
-Waits for the current generation of a workload to stand, and shows how far it is; or begins another.
-
-Changes one number of a workload.
+They change a workload, or wait for a goal with live progress. The goals themselves are in cli/session/wait_conditions.py.
 """
 
 from __future__ import annotations
@@ -14,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.kind_names import Meant, complete_kind, thing_meant, things_meant
-from remit.cli.session.server_call import Asked, Failure, ask, asks_server
+from remit.cli.session.kind_names import ObjectRef, complete_kind, parse_object_ref, parse_object_refs
+from remit.cli.session.server_call import CommandContext, CommandError, call_server, server_options
 from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted
 
 if TYPE_CHECKING:
@@ -29,11 +25,11 @@ GOALS = "ready, complete, failed, delete, phase=PHASE or condition=TYPE"
 @click.command(
     epilog=examples(
         "remit wait workload/web --for=ready                           rolled out, and all replicas ready",
-        "remit wait workload/nightly --for=complete --timeout 1h       a job is done",
-        "remit wait workload/nightly --for=failed                      a job is given up; as condition=Failed",
-        "remit wait workload/web --for=condition=Available             a condition says True; =X=False for another",
+        "remit wait workload/nightly --for=complete --timeout 1h       the job has completed",
+        "remit wait workload/nightly --for=failed                      the job has failed; same as condition=Failed",
+        "remit wait workload/web --for=condition=Available             the condition is True; condition=X=False for False",
         "remit wait replica/web-0 --for=phase=serving",
-        "remit wait workload/web --for=delete                          it is gone",
+        "remit wait workload/web --for=delete                          it is deleted",
     )
 )
 @click.argument("what", nargs=-1, required=True, metavar="KIND/NAME...", shell_complete=complete_kind)
@@ -44,189 +40,205 @@ GOALS = "ready, complete, failed, delete, phase=PHASE or condition=TYPE"
     metavar="GOAL",
     help="ready, complete, failed, delete, phase=PHASE or condition=TYPE[=STATUS].",
 )
-@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long at most.")
-@asks_server()
-def wait(asked: Asked, what: tuple[str, ...], goal: str, timeout: str) -> None:
-    """Wait until something is true of objects.
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
+@server_options()
+def wait(asked: CommandContext, what: tuple[str, ...], goal: str, timeout: str) -> None:
+    """Wait until objects reach a goal.
 
-    Exits with 1 if time is up or it cannot be any more, saying where it stands, and with 3 if work of it never found a place.
+    Exit codes: 1 if the timeout expired or the goal can no longer be reached, with the current state; 3 if replicas could
+    not be placed.
     """
-    from remit.cli.session.object_lookup import find
-    from remit.cli.session.wait_conditions import timeout_of, until
+    from remit.cli.session.object_lookup import get_object
+    from remit.cli.session.wait_conditions import parse_timeout, wait_for_goals
 
     async def wait_for(api: Api) -> None:
         for thing in things if goal != "delete" else ():
-            await find(api, asked, thing)  # a name that is not there would be waited for in vain
-        await until(api, goals, timeout_ms)
+            await get_object(api, asked, thing)  # fail at once if the name does not exist, instead of waiting for the timeout
+        await wait_for_goals(api, goals, timeout_ms)
 
-    timeout_ms = timeout_of(timeout)
-    kinds, things = things_meant(what)
+    timeout_ms = parse_timeout(timeout)
+    kinds, things = parse_object_refs(what)
     if kinds:
-        raise click.UsageError(f"say which: {escaped(what[0])}/NAME")
+        raise click.UsageError(f"no NAME given; write {escaped(what[0])}/NAME")
     goals = [_goal(asked, thing, goal) for thing in things]
-    ask(asked, wait_for)
+    call_server(asked, wait_for)
     for one in goals:
         click.echo(f"{escaped(one.name)} {_met(goal)}")
 
 
 def _met(goal: str) -> str:
-    return {"delete": "is gone", "ready": "is ready", "complete": "is complete", "failed": "has failed"}.get(
+    return {"delete": "is deleted", "ready": "is ready", "complete": "is complete", "failed": "has failed"}.get(
         goal, f"has {escaped(goal)}"
     )
 
 
-def _goal(asked: Asked, thing: Meant, text: str) -> Goal:
-    from remit.cli.session.object_lookup import path_of, tenant_of
-    from remit.cli.session.wait_conditions import Arrived, Conditioned, Ended, Gone, InPhase, Ready
+def _goal(asked: CommandContext, thing: ObjectRef, text: str) -> Goal:
+    from remit.cli.session.object_lookup import display_name_of, tenant_of
+    from remit.cli.session.wait_conditions import (
+        ConditionMet,
+        ObjectDeleted,
+        ObjectReady,
+        PhaseReached,
+        ReplicaSucceeded,
+        WorkloadReady,
+    )
 
     word, _, rest = text.partition("=")
-    tenant, path = tenant_of(asked, thing), path_of(asked, thing)
+    tenant, path = tenant_of(asked, thing), display_name_of(asked, thing)
     if word in ("delete", "ready", "complete", "failed") and rest:
-        raise click.UsageError(f"--for={word} takes no value")
+        raise click.UsageError(f"--for={word} takes no value; write --for={word}")
     match word:
         case "delete":
-            return Gone(thing, tenant, path)
+            return ObjectDeleted(thing, tenant, path)
         case "condition" if rest:
             type_, _, status = rest.partition("=")
-            return Conditioned(thing, tenant, path, type_, status or "True")
+            return ConditionMet(thing, tenant, path, type_, status or "True")
         case "phase" if rest:
-            _check(thing, PHASED, "a phase")
-            return InPhase(thing, tenant, path, _phase(thing, rest))
+            _check(thing, PHASED, "phase")
+            return PhaseReached(thing, tenant, path, _phase(thing, rest))
         case "ready" | "complete" if thing.kind == "Workload":
-            return Arrived(thing.name, tenant, shown=path, done=word == "complete")
+            return WorkloadReady(thing.name, tenant, shown=path, done=word == "complete")
         case "ready":
-            _check(thing, ("Workload", "Replica", "Node"), "readiness")
-            return Ready(thing, tenant, path)
+            _check(thing, ("Workload", "Replica", "Node"), "ready state")
+            return ObjectReady(thing, tenant, path)
         case "complete":
-            _check(thing, ("Workload", "Replica"), "an end")
-            return Ended(thing, tenant, path)
+            _check(thing, ("Workload", "Replica"), "completion")
+            return ReplicaSucceeded(thing, tenant, path)
         case "failed" if thing.kind == "Workload":
-            return Conditioned(thing, tenant, path, "Failed", "True")
+            return ConditionMet(thing, tenant, path, "Failed", "True")
         case "failed":
-            raise click.UsageError("--for=failed is of workloads; of a replica write --for=phase=failed")
-    raise click.UsageError(f"{quoted(text)} cannot be waited for; write {GOALS}")
+            raise click.UsageError("--for=failed applies to workloads; for a replica use --for=phase=failed")
+    raise click.UsageError(f"unknown goal {quoted(text)}; use {GOALS}")
 
 
-def _check(thing: Meant, kinds: tuple[str, ...], what: str) -> None:
+def _check(thing: ObjectRef, kinds: tuple[str, ...], what: str) -> None:
     if thing.kind not in kinds:
-        raise click.UsageError(f"a {thing.kind.lower()} has not {what}; {one_of(kind.lower() for kind in kinds)} has")
+        raise click.UsageError(f"a {thing.kind.lower()} has no {what}; use a {one_of(kind.lower() for kind in kinds)}")
 
 
-def _phase(thing: Meant, word: str) -> str:
+def _phase(thing: ObjectRef, word: str) -> str:
     from remit.model.kinds import NodeHealth
     from remit.model.records import GrantPhase, Phase
 
     phases: dict[str, Any] = {"Replica": Phase, "Node": NodeHealth, "Grant": GrantPhase}
     known = [str(one.value) for one in phases[thing.kind]]
     if word.lower() not in known:
-        raise click.UsageError(f"there is no phase {quoted(word)}; {did_you_mean(closest_name(word, known)) or one_of(known)}")
+        raise click.UsageError(
+            f"unknown phase {quoted(word)}; {did_you_mean(closest_name(word, known)) or f'use {one_of(known)}'}"
+        )
     return word.lower()
 
 
 RESTARTED: Final = "REMIT_RESTARTED"
-"""Variables of such names are Remit's own, so work sees nothing of it; but its spec is another."""
+"""Environment variable that `rollout restart` sets in the template. Variables with the prefix REMIT_ are reserved and are not
+passed to the replica, but the changed spec makes a new generation.
+"""
 
 
 @click.group(
     no_args_is_help=True,
-    epilog=examples("remit rollout status web --timeout 5m", "remit rollout restart web    one by one"),
+    epilog=examples("remit rollout status web --timeout 5m", "remit rollout restart web    replace all replicas"),
 )
 def rollout() -> None:
-    """How the current generation of a workload comes out; or a new one that differs in nothing."""
+    """Show the progress of a rollout, or restart the replicas of a workload."""
 
 
-@rollout.command(epilog=examples("remit rollout status web", "remit rollout status web --timeout 0s    only look"))
+@rollout.command(
+    epilog=examples("remit rollout status web", "remit rollout status web --timeout 0s    print progress without waiting")
+)
 @click.argument("workload", metavar="WORKLOAD")
-@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
-@asks_server()
-def status(asked: Asked, workload: str, timeout: str) -> None:
-    """Wait until a WORKLOAD's current generation is out, and show how far it is.
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
+@server_options()
+def status(asked: CommandContext, workload: str, timeout: str) -> None:
+    """Wait until the current generation of WORKLOAD is rolled out, and show progress.
 
-    Exits with 1 if that takes too long or has failed, and with 3 if replicas of it have no place.
+    Exit codes: 1 if the timeout expired or the rollout failed, 3 if replicas could not be placed.
     """
-    from remit.cli.session.object_lookup import find, path_of, tenant_of
-    from remit.cli.session.wait_conditions import Arrived, timeout_of, until
+    from remit.cli.session.object_lookup import display_name_of, get_object, tenant_of
+    from remit.cli.session.wait_conditions import WorkloadReady, parse_timeout, wait_for_goals
 
-    thing = thing_meant(workload, "Workload")
-    timeout_ms = timeout_of(timeout)
+    thing = parse_object_ref(workload, "Workload")
+    timeout_ms = parse_timeout(timeout)
     if thing.kind != "Workload":
-        raise click.UsageError(f"a {thing.kind.lower()} is not rolled out; name a workload")
+        raise click.UsageError(f"a {thing.kind.lower()} has no rollout; give a workload")
 
     async def look(api: Api) -> None:
-        await find(api, asked, thing)
-        await until(api, [Arrived(thing.name, tenant_of(asked, thing), shown=path_of(asked, thing))], timeout_ms)
+        await get_object(api, asked, thing)
+        await wait_for_goals(
+            api, [WorkloadReady(thing.name, tenant_of(asked, thing), shown=display_name_of(asked, thing))], timeout_ms
+        )
 
-    ask(asked, look)
-    click.echo(f"{escaped(path_of(asked, thing))} is rolled out")
+    call_server(asked, look)
+    click.echo(f"{escaped(display_name_of(asked, thing))} is rolled out")
 
 
 @rollout.command(epilog=examples("remit rollout restart web", "remit rollout restart web --wait"))
 @click.argument("workload", metavar="WORKLOAD")
-@click.option("--wait", is_flag=True, help="Wait until the new generation is out.")
-@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
-@asks_server()
-def restart(asked: Asked, workload: str, wait: bool, timeout: str) -> None:
-    """Begin a WORKLOAD anew: a generation like the current one takes its place, as any other would.
+@click.option("--wait", is_flag=True, help="Wait until the new generation is rolled out.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
+@server_options()
+def restart(asked: CommandContext, workload: str, wait: bool, timeout: str) -> None:
+    """Restart the replicas of WORKLOAD: roll out a new generation with the same spec, like any other change.
 
-    What starts then reads the secrets and configs as they are by then. A file that is applied later, without the mark that
-    this leaves, begins another.
+    New replicas read the current secrets and configs. The restart sets an environment variable in the template; applying a
+    file without it later rolls out once more.
     """
-    from remit.cli.session.object_lookup import find, path_of, tenant_of
-    from remit.cli.session.wait_conditions import Arrived, timeout_of, until
+    from remit.cli.session.object_lookup import display_name_of, get_object, tenant_of
+    from remit.cli.session.wait_conditions import WorkloadReady, parse_timeout, wait_for_goals
     from remit.model.kinds import Workload
     from remit.world.clock import BootClock
 
-    thing = thing_meant(workload, "Workload")
+    thing = parse_object_ref(workload, "Workload")
     if thing.kind != "Workload":
-        raise click.UsageError(f"a {thing.kind.lower()} is not restarted; name a workload")
-    timeout_ms = timeout_of(timeout)
+        raise click.UsageError(f"a {thing.kind.lower()} cannot be restarted; give a workload")
+    timeout_ms = parse_timeout(timeout)
 
     async def begin(api: Api) -> None:
-        await find(api, asked, thing)
-        tenant, path = tenant_of(asked, thing), path_of(asked, thing)
+        await get_object(api, asked, thing)
+        tenant, path = tenant_of(asked, thing), display_name_of(asked, thing)
         change = {"spec": {"template": {"env": {RESTARTED: BootClock().wall()}}}}
         made = await api.patch(Workload, thing.name, change, tenant=tenant)
-        click.echo(f"{escaped(path)} begins anew, as generation {made.metadata.generation}")
+        click.echo(f"{escaped(path)} restarted as generation {made.metadata.generation}")
         if wait:
-            await until(api, [Arrived(thing.name, tenant, shown=path)], timeout_ms)
+            await wait_for_goals(api, [WorkloadReady(thing.name, tenant, shown=path)], timeout_ms)
 
-    ask(asked, begin)
+    call_server(asked, begin)
 
 
 @click.command(
     epilog=examples(
-        "remit scale web --replicas 6             six of them from now on",
-        "remit scale web --replicas 6 --wait      until they stand, and show how far each is",
+        "remit scale web --replicas 6             set the number of replicas to 6",
+        "remit scale web --replicas 6 --wait      also wait until they are ready; show progress",
     )
 )
 @click.argument("workload", metavar="WORKLOAD")
-@click.option("--replicas", required=True, type=click.IntRange(0, 1_000_000), help="How many there should be.")
-@click.option("--wait", is_flag=True, help="Wait until they stand.")
-@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="How long to wait.")
-@asks_server()
-def scale(asked: Asked, workload: str, replicas: int, wait: bool, timeout: str) -> None:
-    """Set how many replicas a WORKLOAD should have.
+@click.option("--replicas", required=True, type=click.IntRange(0, 1_000_000), help="Desired number of replicas.")
+@click.option("--wait", is_flag=True, help="Wait until all replicas are ready.")
+@click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
+@server_options()
+def scale(asked: CommandContext, workload: str, replicas: int, wait: bool, timeout: str) -> None:
+    """Set the number of replicas of WORKLOAD.
 
-    A file that says another number wins when it is applied again.
+    Applying a manifest with another number overrides it.
     """
-    from remit.cli.session.wait_conditions import timeout_of
+    from remit.cli.session.wait_conditions import parse_timeout
 
-    thing = thing_meant(workload, "Workload")
+    thing = parse_object_ref(workload, "Workload")
     if thing.kind != "Workload":
-        raise click.UsageError(f"a {thing.kind.lower()} is not scaled; name a workload")
-    ask(asked, lambda api: _scale(api, asked, thing, replicas, timeout_of(timeout) if wait else 0))
+        raise click.UsageError(f"a {thing.kind.lower()} cannot be scaled; give a workload")
+    call_server(asked, lambda api: _scale(api, asked, thing, replicas, parse_timeout(timeout) if wait else 0))
 
 
-async def _scale(api: Api, asked: Asked, thing: Meant, replicas: int, wait_ms: int) -> None:
-    from remit.cli.session.object_lookup import find, path_of, tenant_of
-    from remit.cli.session.wait_conditions import Arrived, until
+async def _scale(api: Api, asked: CommandContext, thing: ObjectRef, replicas: int, wait_ms: int) -> None:
+    from remit.cli.session.object_lookup import display_name_of, get_object, tenant_of
+    from remit.cli.session.wait_conditions import WorkloadReady, wait_for_goals
     from remit.model.kinds import Workload
 
-    before: Workload = await find(api, asked, thing)
+    before: Workload = await get_object(api, asked, thing)
     if before.spec.type == "daemon":
-        raise Failure(f"{thing} is a daemon: it has one replica on each node that fits", "change its placement instead")
-    tenant, path = tenant_of(asked, thing), path_of(asked, thing)
+        raise CommandError(f"{thing} is a daemon: it has one replica on every eligible node", "change its placement instead")
+    tenant, path = tenant_of(asked, thing), display_name_of(asked, thing)
     await api.patch(Workload, thing.name, {"spec": {"replicas": replicas}}, tenant=tenant)
     click.echo(f"{escaped(path)} scaled from {before.spec.replicas} to {replicas}")
     if wait_ms:
-        await until(api, [Arrived(thing.name, tenant, shown=path)], wait_ms)
+        await wait_for_goals(api, [WorkloadReady(thing.name, tenant, shown=path)], wait_ms)

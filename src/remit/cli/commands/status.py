@@ -1,6 +1,6 @@
-"""`status`, `version`.
+"""Commands `status` and `version`: print the state of a scope, and the versions of client and server.
 
-Prints what a server says of it; nothing is changed.
+Both only read.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import click
 
 from remit import __version__
 from remit.cli.main import examples
-from remit.cli.session.contexts import Flags, Unconfigured
-from remit.cli.session.server_call import FAILED, Asked, ask, asks_server
+from remit.cli.session.contexts import ContextError, ServerFlags
+from remit.cli.session.server_call import FAILED, CommandContext, call_server, server_options
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 @click.command(
     epilog=examples(
-        "remit status                who leads, what there is, and who should act and does not",
-        "remit status -o json        for programs: `idle` has the leases that nobody holds",
+        "remit status                leader, nodes, replicas and unheld leases",
+        "remit status -o json        JSON; `idle` lists the leases that are not held",
     )
 )
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@asks_server()
-def status(asked: Asked, output: str) -> None:
-    """Say how the scope stands, and who should act and does not.
+@server_options()
+def status(asked: CommandContext, output: str) -> None:
+    """Show the state of the scope, and scheduler or controller leases that are not held.
 
-    Without a scheduler nothing is placed, and without controllers nothing is replaced, rolled out or removed; what runs goes
-    on. Exits with 1 if nobody holds the lease of one of them, with the cure. A leader that is new waits for a term before it
-    says so: until then they may be about to begin.
+    Without a scheduler nothing is placed. Without controllers nothing is replaced, rolled out or removed. Running replicas
+    continue in both cases. Exits with 1 if one of their leases is not held, and prints the fix. A new leader reports this
+    only after one lease term, because holders may still renew until then.
     """
     from remit.cli.output.console import console, until_nobody_reads
     from remit.cli.output.explanations import line
     from remit.cli.output.serialization import json_text
 
-    found = ask(asked, lambda api: api.status())
+    found = call_server(asked, lambda api: api.status())
     with until_nobody_reads():
         if output == "json":
             sys.stdout.write(json_text(found))
@@ -54,25 +54,25 @@ def status(asked: Asked, output: str) -> None:
         sys.exit(FAILED)
 
 
-NOBODY = "nobody acts"
+NOBODY = "warning"
 
 
 def told(found: ScopeStatus, url: str) -> Iterator[tuple[str, str]]:
-    """What each line is about, and what it says."""
+    """Yield label and text of each output line."""
     from remit.cli.output.object_columns import span
 
     yield "scope", f"{found.scope} at {url}, Remit {found.version or 'unknown'}"
-    yield "leader", f"{found.leader or 'not known'}, epoch {found.epoch}, revision {found.revision}"
+    yield "leader", f"{found.leader or 'unknown'}, epoch {found.epoch}, revision {found.revision}"
     yield "server", f"up for {span(found.uptime_ms // 1000)}"
     yield "nodes", counted(found.nodes)
     yield "replicas", counted(found.replicas)
     if not found.idle:
-        yield "acting", "nobody is known to be missing"
+        yield "leases", "no unheld leases known"
     for number, one in enumerate(found.idle):
         yield NOBODY, one.why
         after = found.idle[number + 1] if number + 1 < len(found.idle) else None
         if after is None or after.cure != one.cure:
-            yield "cure", one.cure
+            yield "fix", one.cure
 
 
 def counted(many: Mapping[str, int]) -> str:
@@ -81,19 +81,21 @@ def counted(many: Mapping[str, int]) -> str:
 
 @click.command(
     epilog=examples(
-        "remit version               of this program, and of the server if one is named",
-        "remit version --client      of this program alone",
+        "remit version               this program, and the server if one is configured",
+        "remit version --client      this program only",
         "remit version -o json",
     )
 )
-@click.option("--client", is_flag=True, help="Ask no server.")
-@click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`.")
-@click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's.")
-@click.option("--token-file", default="", metavar="FILE", help="The file with the token for it.")
-@click.option("--ca-file", default="", metavar="FILE", help="Who signs for it at https; else REMIT_CA_FILE, the context's.")
+@click.option("--client", is_flag=True, help="Do not call a server.")
+@click.option("--context", default="", metavar="NAME", help="Server by its context name, see `remit context list`.")
+@click.option("--server", default="", metavar="URL", help="URL of the server. Default: REMIT_SERVER, then the context.")
+@click.option("--token-file", default="", metavar="FILE", help="File with the access token.")
+@click.option(
+    "--ca-file", default="", metavar="FILE", help="CA certificate for https. Default: REMIT_CA_FILE, then the context."
+)
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def version(client: bool, context: str, server: str, token_file: str, ca_file: str, output: str) -> None:
-    """Print the version of this program, and of the server if one is named."""
+    """Print the version of this program, and of the server if one is configured."""
     import json
 
     told = {"client": __version__}
@@ -101,13 +103,13 @@ def version(client: bool, context: str, server: str, token_file: str, ca_file: s
         click.echo(f"remit   {__version__}")
     if not client:
         try:
-            reach = Flags(context, server, token_file, ca_file=ca_file).reach()
-        except Unconfigured:
+            reach = ServerFlags(context, server, token_file, ca_file=ca_file).reach()
+        except ContextError:
             if context or server:
                 raise
             reach = None
         if reach is not None:
-            status = ask(Asked(reach), lambda api: api.status())
+            status = call_server(CommandContext(reach), lambda api: api.status())
             told |= {"server": status.version, "scope": status.scope, "leader": status.leader, "url": reach.server}
             if output == "text":
                 click.echo(escaped(f"server  {status.version or 'unknown'}  scope {status.scope} at {reach.server}"))

@@ -1,6 +1,6 @@
-"""`token create`, `token list`, `token revoke`.
+"""Commands `token create`, `token list` and `token revoke`.
 
-Makes, lists and revokes tokens. A new one is made here and shown once: the server is told its digest alone.
+A token is generated here and printed once; the server receives only its digest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, get_args
 import click
 
 from remit.cli.main import examples
-from remit.cli.session.server_call import Asked, ask, asks_server
+from remit.cli.session.server_call import CommandContext, call_server, server_options
 from remit.model.identity import TokenRole
 from remit.model.problems import escaped
 
@@ -31,20 +31,20 @@ TERM_MS_MAX: Final = 3_650 * 86_400_000
 @click.group(
     no_args_is_help=True,
     epilog=examples(
-        "remit token create --role member --tenant risk --for ann     she reads and writes what is risk's",
-        "remit token create --role viewer --for prometheus            it reads all tenants', and changes nothing",
-        "remit token create --role join --node n7                     for `remit agent --join`, once, within the hour",
+        "remit token create --role member --tenant risk --for ann     read and write objects of tenant risk",
+        "remit token create --role viewer --for prometheus            read-only access to all tenants",
+        "remit token create --role join --node n7                     for `remit agent --join`: one use, valid for 1h",
         "remit token create --role scheduler > scheduler.token        for `remit scheduler --token-file`",
         "remit token list",
         "remit token revoke member-ann",
     ),
 )
 def token() -> None:
-    """Who may ask a server, as what, and until when.
+    """Create, list and revoke access tokens.
 
-    What is kept of a token is its digest: one that was lost is not found again, but revoked, and another made. A role is one of
-    admin (everything), member (of a tenant: its work, secrets and configs), viewer (reads; of one tenant, or of all), agent and
-    join (of nodes), scheduler and controllers.
+    The server stores only the digest of a token. A lost token cannot be recovered: revoke it and create another. Roles:
+    admin (everything), member (workloads, secrets and configs of one tenant), viewer (read-only; one tenant or all), agent
+    and join (for nodes), scheduler, controllers.
     """
 
 
@@ -53,56 +53,67 @@ def token() -> None:
     epilog=examples(
         "remit token create --role member --tenant risk --for ann --expires 30d",
         "remit token create --role admin --for grace --name grace-laptop",
-        "remit token create --role member --tenant risk --for ci -o json      with its name and its end, for scripts",
+        "remit token create --role member --tenant risk --for ci -o json      with name and expiry, for scripts",
     ),
 )
-@click.option("--role", type=click.Choice(get_args(TokenRole)), required=True, help="As what its holder asks.")
+@click.option("--role", type=click.Choice(get_args(TokenRole)), required=True, help="Role of the token.")
 @click.option(
-    "--for", "subject", default="", metavar="WHO", help="Whom it is for, as the audit calls them.  [default: its name]"
+    "--for",
+    "subject",
+    default="",
+    metavar="WHO",
+    help="User or program the token is for, shown in the audit log.  [default: its name]",
 )
+@click.option("--node", "nodes", multiple=True, metavar="NAME", help="Node of an agent or join token. Repeatable.")
+@click.option("--name", default="", help="Name of the token.  [default: role, tenant and subject, with a random suffix]")
 @click.option(
-    "--node", "nodes", multiple=True, metavar="NAME", help="For agents and joining: a node of theirs; say it for each."
+    "--expires",
+    default="",
+    metavar="DURATION",
+    help=f"Lifetime.  [default: {TERM}; join 1h; agent, scheduler and controllers 365d]",
 )
-@click.option("--name", default="", help="What the token is called.  [default: its role, and whom it is for]")
-@click.option("--expires", default="", metavar="DURATION", help=f"When it ends.  [default: {TERM}; a join token's 1h]")
 @click.option("-o", "--output", type=click.Choice(["token", "json"]), default="token", show_default=True)
-@asks_server()
-def create(asked: Asked, role: TokenRole, subject: str, nodes: tuple[str, ...], name: str, expires: str, output: str) -> None:
-    """Make a token, and print it: this once.
+@server_options()
+def create(
+    asked: CommandContext, role: TokenRole, subject: str, nodes: tuple[str, ...], name: str, expires: str, output: str
+) -> None:
+    """Create a token and print it. It is not shown again.
 
-    The token is the last line on stdout, and all else goes to stderr: so it can be sent into a file. A member's, and a viewer's
-    if it is to be one tenant's, is of the tenant that --tenant names.
+    The token is the last line on stdout and everything else goes to stderr, so stdout can be redirected to a file. --tenant
+    sets the tenant of a member token, and restricts a viewer token to that tenant.
     """
-    from remit.cli.session.token_files import new_token
+    from remit.cli.session.token_files import generate_token
     from remit.world.randomness import RandomIds
 
     ids = RandomIds()
-    made = new_token(ids)
+    made = generate_token(ids)
     mine = asked.reach.tenant if role == "member" or (role == "viewer" and asked.tenant_said) else ""
     called = name or _called(role, subject, mine, ids.nonce()[:6])
     thing = _declared(made, called, role, subject, mine, nodes, expires or TERMS.get(role, TERM))
-    ask(asked, lambda api: _create(api, thing))
+    call_server(asked, lambda api: _create(api, thing))
     if role == "join" and output == "token":
         click.echo(_joining(asked, thing), err=True)
     _tell(thing, made, output)
 
 
-def _joining(asked: Asked, thing: Token) -> str:
-    """The whole line to copy, with what the server is known by; but not the token, which may be on its way into a file."""
+def _joining(asked: CommandContext, thing: Token) -> str:
+    """Return the agent command to copy, with the digest of the server's certificate. The token itself is left out, because
+    stdout with the token may be redirected to a file while this text appears on the terminal.
+    """
     named = _played(thing.spec.nodes)
     if not named:
-        return "an agent's nodes are NAME, or NAME-1 to NAME-N: make a join token of each other one, and run an agent with it"
+        return "one agent hosts node NAME, or NAME-1 to NAME-N: create one join token per agent, and run an agent with each"
     words = ["remit", "agent", "--server", asked.reach.server, "--join", "FILE", "--data", "agent", *named]
     if asked.reach.ca_file:
         from remit.world.net.certificates import CertificateError, certificate_digest
 
         with suppress(CertificateError, OSError):
             words += ["--ca-digest", certificate_digest(Path(asked.reach.ca_file).read_bytes())]
-    return f"on that machine, with the token in FILE: {shlex.join(words)}"
+    return f"run on the node's machine, with the token in FILE: {shlex.join(words)}"
 
 
 def _played(nodes: Sequence[str]) -> list[str]:
-    """By which options an agent has just these nodes; none if no agent can."""
+    """Return the options that make an agent host exactly these nodes; empty if there are no such options."""
     if len(nodes) == 1:
         return ["--name", nodes[0]]
     name = nodes[0].rpartition("-")[0] if nodes else ""
@@ -128,9 +139,9 @@ def _declared(
     try:
         term_ms = parse_duration(expires)
     except ValueError as error:
-        raise click.BadParameter(f"{escaped(str(error))}; write one such as 30d", param_hint="--expires") from error
+        raise click.BadParameter(f"{escaped(str(error))}; use a duration such as 30d", param_hint="--expires") from error
     if not 0 < term_ms <= TERM_MS_MAX:
-        raise click.BadParameter("a token lasts for some time, and for ten years at most", param_hint="--expires")
+        raise click.BadParameter("the lifetime must be more than 0 and at most 3650d", param_hint="--expires")
     spec = TokenSpec(
         role=role,
         digest=token_digest(made),
@@ -158,28 +169,28 @@ def _tell(thing: Token, made: str, output: str) -> None:
         click.echo(msgspec.json.encode(told).decode())
         return
     of = f" of tenant {spec.tenant}" if spec.tenant else f" of {', '.join(spec.nodes[:3])}" if spec.nodes else ""
-    click.echo(f"token {name}: {spec.role}{of}, until {spec.expires}; it is not shown again", err=True)
+    click.echo(f"token {name}: {spec.role}{of}, expires {spec.expires}; it is not shown again", err=True)
     click.echo(made)
 
 
-@token.command("list", epilog=examples("remit token list", "remit token list -o wide      with the door that each is for"))
+@token.command("list", epilog=examples("remit token list", "remit token list -o wide      also print the audience of each"))
 @click.option(
     "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml", "name"]), default="table", show_default=True
 )
-@asks_server()
-def list_(asked: Asked, output: str) -> None:
-    """List the tokens: whose they are, for what, and when they end."""
+@server_options()
+def list_(asked: CommandContext, output: str) -> None:
+    """List tokens with role, subject and expiry."""
     from remit.cli.output.object_list import Wish, show
 
-    ask(asked, lambda api: show(api, asked, ["Token"], [], Wish(output)))
+    call_server(asked, lambda api: show(api, asked, ["Token"], [], Wish(output)))
 
 
 @token.command("revoke", epilog=examples("remit token revoke member-risk-ann-k3x2a7", "remit token revoke NAME NAME ..."))
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@asks_server()
-def revoke(asked: Asked, names: tuple[str, ...]) -> None:
-    """End tokens, for good: nobody is let in by them any more, and whatever their holders are being told ends."""
-    ask(asked, lambda api: _revoke(api, names))
+@server_options()
+def revoke(asked: CommandContext, names: tuple[str, ...]) -> None:
+    """Revoke tokens permanently. Requests with them are rejected, and their open watches and streams end."""
+    call_server(asked, lambda api: _revoke(api, names))
 
 
 async def _revoke(api: Api, names: tuple[str, ...]) -> None:

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from remit.agent.credentials import Credentials
-from remit.cli.local.agent_options import Declared, Lending, lending_options, nodes_of
+from remit.cli.local.agent_options import HostOptions, NodeOptions, build_nodes, host_options
 from remit.cli.local.daemon_options import (
-    Complaints,
-    Logging,
-    asking_options,
-    beat_option,
+    ErrorReporter,
+    LoggingOptions,
+    heartbeat_interval_option,
     log_options,
     metrics_option,
-    run_until_ended,
-    server_and_token,
+    resolve_servers,
+    run_until_signalled,
+    server_connection_options,
 )
-from remit.cli.local.down import PROCESS
+from remit.cli.local.down import KEEPER_MODULE
 from remit.cli.main import examples
 from remit.model.problems import escaped
 from remit.world.net.tls import Trust
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from remit.world.net.rpc_client import SocketLink
     from remit.world.structured_log import LogFormat, LogLevel
 
-LOGS: Final = "logs"
+CALLBACK_ENDPOINT: Final = "logs"
 PORT_TRIES: Final = 5
-AGAIN_MS: Final = 1_000
-ANSWER_MS: Final = 3_000
-NOBODY: Final = 401
-END_GRACE_MS: Final = 10_000
+RETRY_MS: Final = 1_000
+ANSWER_TIMEOUT_MS: Final = 3_000
+UNAUTHENTICATED: Final = 401
+STOP_GRACE_MS: Final = 10_000
 CALLBACK_NONCES: Final = 3
-SECRETS: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER", "REMIT_CA_FILE")
+SECRET_ENVIRONMENT: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER", "REMIT_CA_FILE")
 """Of its own environment; a keeper, and what that starts, has no use for them."""
 
 
@@ -62,8 +62,8 @@ SECRETS: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER", "REMIT_CA_F
         "remit agent --data agent --cpu 8 --memory 16Gi --device gpu=2:A10           instead of what was found",
     )
 )
-@asking_options
-@beat_option
+@server_connection_options
+@heartbeat_interval_option
 @click.option(
     "--data", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where it keeps what it must find again."
 )
@@ -89,7 +89,7 @@ SECRETS: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER", "REMIT_CA_F
     show_default=True,
     help="For work that does not say.",
 )
-@lending_options
+@host_options
 @click.option("--join", "join_token", default="", metavar="TOKEN|FILE", help="Become an agent of the scope, once.")
 @click.option("--ca-digest", default="", metavar="sha256:...", help="With --join: by which the server's authority is known.")
 @click.option("--end-work", is_flag=True, help="When it is ended, end all work with it, and the keeper.")
@@ -123,7 +123,7 @@ def agent(
     metrics: ListenAddress | None,
     log_format: LogFormat | None,
     log_level: LogLevel,
-    lending: Lending,
+    lending: HostOptions,
 ) -> None:
     """Run the work of this machine, until ended.
 
@@ -133,30 +133,32 @@ def agent(
     from remit.agent.keeper.log_retention import parse_log_bounds as read_bounds
 
     joined = Credentials(data.absolute() / "run" / "joined")
-    join_token = _join_token(join_token, known=joined.is_joined)
+    join_token = _read_join_token(join_token, known=joined.is_joined)
     if join_token or (
         joined.is_joined and ctx.get_parameter_source("token_file") is not click.core.ParameterSource.COMMANDLINE
     ):
-        urls, token, trust = _named(servers), "", Trust(str(ca_file or ""))
+        urls, token, trust = _server_urls(servers), "", Trust(str(ca_file or ""))
     else:
-        urls, token, trust = server_and_token(servers, token_file, ca_file)
+        urls, token, trust = resolve_servers(servers, token_file, ca_file)
         joined = joined._replace(directory=Path("/nonexistent"))
-    declared = Declared(name, nodes, regions or ("local",), zones, pool, labels, taints, cpu, memory, devices, address)
+    declared = NodeOptions(name, nodes, regions or ("local",), zones, pool, labels, taints, cpu, memory, devices, address)
     try:
         bounds = read_bounds(log_bounds).to_text()
     except ValueError as error:
         raise click.BadParameter(escaped(str(error)), param_hint="--log-bounds") from error
     said = ctx.get_parameter_source("beat_ms") is click.core.ParameterSource.COMMANDLINE
-    asked = _Asked(urls, token, trust, data.absolute(), declared, beat_ms if said else 0, sandbox, end_work, bounds, lending)
+    asked = _AgentConfig(
+        urls, token, trust, data.absolute(), declared, beat_ms if said else 0, sandbox, end_work, bounds, lending
+    )
     asked.joined, asked.join_token, asked.ca_digest = joined, join_token, ca_digest
-    asked.metrics, asked.logging = metrics, Logging(log_format, log_level)
+    asked.metrics, asked.logging = metrics, LoggingOptions(log_format, log_level)
     try:
-        sys.exit(run_until_ended(lambda: _run(asked)))
+        sys.exit(run_until_signalled(lambda: _run(asked)))
     except* click.ClickException as group:
         raise group.exceptions[0] from None
 
 
-class _Asked:
+class _AgentConfig:
     """What was asked for on the command line. `beat_ms` 0: as the scope has it."""
 
     def __init__(
@@ -165,12 +167,12 @@ class _Asked:
         token: str,
         trust: Trust,
         data: Path,
-        declared: Declared,
+        declared: NodeOptions,
         beat_ms: int,
         sandbox: str,
         end_work: bool,
         bounds: str,
-        lending: Lending,
+        lending: HostOptions,
     ) -> None:
         self.trust = trust
         self.urls, self.token, self.data, self.declared = urls, token, data, declared
@@ -178,11 +180,11 @@ class _Asked:
         self.metrics: ListenAddress | None = None
         self.joined = Credentials(Path("/nonexistent"))
         self.join_token = self.ca_digest = ""
-        self.logging = Logging()
+        self.logging = LoggingOptions()
         self.lending = lending
 
 
-async def _run(asked: _Asked) -> None:
+async def _run(asked: _AgentConfig) -> None:
     from remit.agent.setup import AgentDirectory
     from remit.client.http_link import connect
     from remit.world.interfaces import DiskError, FileBusy, WorldError
@@ -208,18 +210,18 @@ async def _run(asked: _Asked) -> None:
                 raise click.ClickException(escaped(str(error))) from error
             directory.write_pid(world.disk, directory.agent_pid, os.getpid())
             try:
-                complain = Complaints(asked.logging.of("agent", world.clock))
+                complain = ErrorReporter(asked.logging.of("agent", world.clock))
                 await _join(asked, world, complain)
                 connected = connect(asked.urls, asked.token, world, trust=asked.trust, log=complain)
             except (ValueError, WorldError) as error:
                 raise click.ClickException(escaped(str(error))) from error
             async with connected:
-                await _host(asked, directory, connected)
+                await _run_agent(asked, directory, connected)
     finally:
         await world.offload.close()
 
 
-def _named(servers: tuple[str, ...]) -> tuple[str, ...]:
+def _server_urls(servers: tuple[str, ...]) -> tuple[str, ...]:
     from remit.cli.session.contexts import server_url
 
     if not servers:
@@ -227,11 +229,11 @@ def _named(servers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(server_url, servers))
 
 
-async def _join(asked: _Asked, world: World, complain: Complaints) -> None:
+async def _join(asked: _AgentConfig, world: World, complain: ErrorReporter) -> None:
     """Become who it is, if it has not yet, or is not any more; then be that one. The join token is not needed again."""
     from remit.agent.credentials import JoinTarget, join
 
-    if asked.join_token and not (asked.joined.is_joined and await _is_known(asked, world)):
+    if asked.join_token and not (asked.joined.is_joined and await _is_still_enrolled(asked, world)):
         equipment = await world.offload(world.host.inventory)
         nodes = tuple(asked.declared.names(equipment))
         await join(asked.joined, JoinTarget(asked.urls, asked.join_token, nodes, asked.trust, asked.ca_digest), world, complain)
@@ -241,7 +243,7 @@ async def _join(asked: _Asked, world: World, complain: Complaints) -> None:
         asked.trust = asked.joined.client_tls if asked.joined.uses_tls else asked.trust
 
 
-async def _is_known(asked: _Asked, world: World) -> bool:
+async def _is_still_enrolled(asked: _AgentConfig, world: World) -> bool:
     """False: a server says that it is not, so it may join again, if its join token lets it. Silence says nothing, unless its
     name has run out: a server that is shown an old certificate hangs up, and says no word to it ever again.
     """
@@ -249,16 +251,16 @@ async def _is_known(asked: _Asked, world: World) -> bool:
     from remit.world.interfaces import WorldError
 
     try:
-        async with world.clock.timeout_ms(ANSWER_MS):
+        async with world.clock.timeout_ms(ANSWER_TIMEOUT_MS):
             await renew(asked.joined, asked.urls, world)
     except NotJoined as error:
-        return error.status != NOBODY
+        return error.status != UNAUTHENTICATED
     except (WorldError, TimeoutError):
         return not have_expired(asked.joined, world)
     return True
 
 
-def _join_token(said: str, *, known: bool) -> str:
+def _read_join_token(said: str, *, known: bool) -> str:
     """As it was written, or from the file that was named, which may be gone once it has joined."""
     from remit.model.identity import TOKEN_PREFIX
 
@@ -277,7 +279,7 @@ def _join_token(said: str, *, known: bool) -> str:
 
 
 @asynccontextmanager
-async def _renewing(asked: _Asked, connected: ScopeConnection, complain: Complaints) -> AsyncIterator[None]:
+async def _credential_renewal(asked: _AgentConfig, connected: ScopeConnection, complain: ErrorReporter) -> AsyncIterator[None]:
     from remit.agent.credentials import run_renewals
 
     if not asked.joined.is_joined:
@@ -291,20 +293,20 @@ async def _renewing(asked: _Asked, connected: ScopeConnection, complain: Complai
         task.cancel()
 
 
-def _link(asked: _Asked, port: int) -> SocketLink:
+def _callback_link(asked: _AgentConfig, port: int) -> SocketLink:
     """Where servers ask it: over TLS as soon as it has a certificate, and then nobody but servers."""
     from remit.world.net.rpc_client import SocketLink
 
     host = f"[{asked.declared.address}]" if ":" in asked.declared.address else asked.declared.address
     try:
         if asked.joined.uses_tls:
-            return SocketLink({LOGS: f"tls:{host}:{port}"}, asked.joined.link_tls())
-        return SocketLink({LOGS: f"tcp:{host}:{port}"})
+            return SocketLink({CALLBACK_ENDPOINT: f"tls:{host}:{port}"}, asked.joined.link_tls())
+        return SocketLink({CALLBACK_ENDPOINT: f"tcp:{host}:{port}"})
     except ValueError as error:
         raise click.BadParameter(escaped(str(error)), param_hint="--address") from error
 
 
-async def _host(asked: _Asked, directory: AgentDirectory, connected: ScopeConnection) -> None:
+async def _run_agent(asked: _AgentConfig, directory: AgentDirectory, connected: ScopeConnection) -> None:
     """Everything but the directory's lock: declare, run, and say so."""
     from remit.agent.keeper.protocol import KeeperLauncher
     from remit.agent.setup import build_agent as build
@@ -313,7 +315,7 @@ async def _host(asked: _Asked, directory: AgentDirectory, connected: ScopeConnec
     from remit.model.claims import Actor, Role
 
     world = connected.world
-    complain = Complaints(asked.logging.of("agent", world.clock))
+    complain = ErrorReporter(asked.logging.of("agent", world.clock))
     equipment = await world.offload(world.host.inventory)
     confinement = world.runner.isolation_support()
     sandbox = confinement.sandbox if asked.sandbox == "auto" else asked.sandbox == "bwrap"
@@ -321,13 +323,13 @@ async def _host(asked: _Asked, directory: AgentDirectory, connected: ScopeConnec
         raise click.ClickException("bubblewrap is not installed; apt-get install bubblewrap, or say --sandbox none")
     lends = asked.lending.lends()
     if sandbox and lends.user:
-        await world.offload(lambda: _try_sandbox(complain))
+        await world.offload(lambda: _warn_if_sandbox_needs_root(complain))
     port = (await world.ports.find_free(1))[0]
-    nodes = nodes_of(asked.declared, equipment, port)
-    name = f"{asked.declared.called(equipment)}-{_identity(directory, world)}"
+    nodes = build_nodes(asked.declared, equipment, port)
+    name = f"{asked.declared.called(equipment)}-{_agent_identity(directory, world)}"
     client = connected.client_for(Actor(name, Role.AGENT))
     callback = "".join(world.ids.nonce() for _ in range(CALLBACK_NONCES))
-    status = await _status(client, complain, world)
+    status = await _wait_for_status(client, complain, world)
     if asked.beat_ms and asked.beat_ms != status.beat_ms:
         raise click.ClickException(f"this scope beats every {status.beat_ms} ms, not {asked.beat_ms}; start it without --beat")
     one = build(
@@ -336,21 +338,21 @@ async def _host(asked: _Asked, directory: AgentDirectory, connected: ScopeConnec
         callback_token=callback,
         log_debug=complain.log.debug,
         permissions=lends,
-        launch_keeper=KeeperLauncher(world, keeper_order(directory, asked.bounds), directory.keeper_lock, complain),
+        launch_keeper=KeeperLauncher(world, keeper_process_spec(directory, asked.bounds), directory.keeper_lock, complain),
     )  # fmt: skip
-    from remit.cli.local.agent_options import announced
+    from remit.cli.local.agent_options import startup_line
 
-    heard = _link(asked, port).serve(LOGS, build_callbacks(world, one, callback))
-    async with heard, _counting(asked, one, complain), _renewing(asked, connected, complain):
-        click.echo(announced(nodes, confinement, sandbox=sandbox, user=lends.user, servers=connected.names))
+    heard = _callback_link(asked, port).serve(CALLBACK_ENDPOINT, build_callbacks(world, one, callback))
+    async with heard, _metrics_endpoint(asked, one, complain), _credential_renewal(asked, connected, complain):
+        click.echo(startup_line(nodes, confinement, sandbox=sandbox, user=lends.user, servers=connected.names))
         try:
             await one.run()
         except asyncio.CancelledError:
-            await _leave(asked, directory, one, world)
+            await _on_shutdown(asked, directory, one, world)
             raise
 
 
-def _try_sandbox(complain: Complaints) -> None:
+def _warn_if_sandbox_needs_root(complain: ErrorReporter) -> None:
     """Some systems let root alone make one: said now, since work will only say that it has ended."""
     import shutil
 
@@ -363,7 +365,7 @@ def _try_sandbox(complain: Complaints) -> None:
 
 
 @asynccontextmanager
-async def _counting(asked: _Asked, one: Agent, complain: Complaints) -> AsyncIterator[None]:
+async def _metrics_endpoint(asked: _AgentConfig, one: Agent, complain: ErrorReporter) -> AsyncIterator[None]:
     """Tell what is counted, if that was asked for: else nothing is loaded for it, for an agent must be back soon."""
     if asked.metrics is None:
         yield
@@ -376,19 +378,19 @@ async def _counting(asked: _Asked, one: Agent, complain: Complaints) -> AsyncIte
         yield
 
 
-async def _status(client: AuthorityClient, complain: Complaints, world: World) -> AuthorityStatus:
+async def _wait_for_status(client: AuthorityClient, complain: ErrorReporter, world: World) -> AuthorityStatus:
     """Of the scope; waited for, since an agent without one has nothing to do."""
     from remit.client.authority_client import RetriesExhausted
 
     while True:
         try:
-            return await client.status(deadline_ms=ANSWER_MS)
+            return await client.status(deadline_ms=ANSWER_TIMEOUT_MS)
         except RetriesExhausted as error:
             complain(f"no server answers yet: {error.reason}")
-            await world.clock.sleep_ms(AGAIN_MS)
+            await world.clock.sleep_ms(RETRY_MS)
 
 
-def _identity(directory: AgentDirectory, world: World) -> str:
+def _agent_identity(directory: AgentDirectory, world: World) -> str:
     """What tells this agent from another of the same name: made once, and kept."""
     from remit.world.interfaces import DiskError, FileMissing
 
@@ -403,19 +405,19 @@ def _identity(directory: AgentDirectory, world: World) -> str:
         raise click.ClickException(escaped(str(error))) from error
 
 
-def keeper_order(directory: AgentDirectory, bounds: str = "") -> ProcessSpec:
+def keeper_process_spec(directory: AgentDirectory, bounds: str = "") -> ProcessSpec:
     from remit.world.interfaces import ProcessSpec
 
     return ProcessSpec(
-        argv=(sys.executable, "-m", PROCESS, str(directory.root), bounds),
-        env={name: text for name, text in os.environ.items() if name not in SECRETS},
+        argv=(sys.executable, "-m", KEEPER_MODULE, str(directory.root), bounds),
+        env={name: text for name, text in os.environ.items() if name not in SECRET_ENVIRONMENT},
         directory=Path("/"),
         stdout=directory.keeper_log,
         stderr=directory.keeper_log,
     )
 
 
-async def _leave(asked: _Asked, directory: AgentDirectory, one: Agent, world: World) -> None:
+async def _on_shutdown(asked: _AgentConfig, directory: AgentDirectory, one: Agent, world: World) -> None:
     from remit.agent.keeper.protocol import KeeperClient
     from remit.agent.setup import KEEPER, build_secret_files
     from remit.world.interfaces import LinkError
@@ -428,7 +430,7 @@ async def _leave(asked: _Asked, directory: AgentDirectory, one: Agent, world: Wo
         return
     click.echo(f"agent: ends {count} replicas, and the keeper")
     try:
-        await KeeperClient(world.link, KEEPER, world.clock).shut_down(END_GRACE_MS)
+        await KeeperClient(world.link, KEEPER, world.clock).shut_down(STOP_GRACE_MS)
     except LinkError as error:
         click.echo(f"agent: {error}", err=True)
         return

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from remit.model.kinds import Device, Node, Taint
     from remit.world.interfaces import HostInventory, IsolationSupport
 
-_UNFIT: Final = re.compile(r"[^a-z0-9]+")
-_UNFIT_MODEL: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+_INVALID_IN_NAME: Final = re.compile(r"[^a-z0-9]+")
+_INVALID_IN_MODEL: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _DEVICE: Final = re.compile(r"([^=:]+)=([0-9]{1,4})(?::(.*))?")
 _TAINT: Final = re.compile(r"([^=:]+)(?:=([^:]*))?:([A-Za-z]+)")
 MODEL_MAX: Final = 63
 
 
-class Declared(NamedTuple):
+class NodeOptions(NamedTuple):
     """What was said of the nodes; what is empty is as found."""
 
     name: str = ""
@@ -46,14 +46,14 @@ class Declared(NamedTuple):
 
     def called(self, found: HostInventory) -> str:
         """A machine's name may have letters that no node's has; one that was given is taken as it is."""
-        return self.name or _UNFIT.sub("-", found.hostname.lower()).strip("-")[:50].rstrip("-") or "node"
+        return self.name or _INVALID_IN_NAME.sub("-", found.hostname.lower()).strip("-")[:50].rstrip("-") or "node"
 
     def names(self, found: HostInventory) -> list[str]:
         name = self.called(found)
         return [name] if self.nodes == 1 else [f"{name}-{n}" for n in range(1, self.nodes + 1)]
 
 
-def nodes_of(declared: Declared, found: HostInventory, port: int) -> list[Node]:
+def build_nodes(declared: NodeOptions, found: HostInventory, port: int) -> list[Node]:
     """All of them, judged as manifests are. Raises what click shows: the option, what is wrong with it, and the cure."""
     from remit.model.manifests.validation import validate
 
@@ -64,7 +64,7 @@ def nodes_of(declared: Declared, found: HostInventory, port: int) -> list[Node]:
     return nodes
 
 
-def _node(declared: Declared, found: HostInventory, name: str, index: int, port: int) -> Node:
+def _node(declared: NodeOptions, found: HostInventory, name: str, index: int, port: int) -> Node:
     from remit.model.kinds import Node, NodeSpec
     from remit.model.metadata import Metadata
     from remit.model.resources import Amount
@@ -81,27 +81,27 @@ def _node(declared: Declared, found: HostInventory, name: str, index: int, port:
         )
     except ValueError as error:
         raise click.UsageError(f"--cpu, --memory: {escaped(str(error))}") from error
-    labels = dict(_pair(text) for text in declared.labels)
+    labels = dict(_parse_label(text) for text in declared.labels)
     spec = NodeSpec(
         region=region,
         zone=zone,
         capacity=capacity,
         pool=declared.pool,
         devices=_devices(declared, found, index),
-        taints=tuple(_taint(text) for text in declared.taints),
+        taints=tuple(_parse_taint(text) for text in declared.taints),
         address=declared.address,
         port=port,
     )
     return Node(metadata=Metadata(name=name, labels=labels), spec=spec)
 
 
-def _devices(declared: Declared, found: HostInventory, index: int) -> tuple[Device, ...]:
+def _devices(declared: NodeOptions, found: HostInventory, index: int) -> tuple[Device, ...]:
     """As said, for each node. Those that were found are there once, so nodes that share a machine share them out."""
     from remit.model.kinds import Device
 
     if not declared.devices:
         own = found.gpus[index :: declared.nodes]
-        return tuple(Device(name=gpu.name, kind="gpu", model=_model(gpu.model)) for gpu in own)
+        return tuple(Device(name=gpu.name, kind="gpu", model=_model_label(gpu.model)) for gpu in own)
     made: list[Device] = []
     for text in declared.devices:
         match = _DEVICE.fullmatch(text)
@@ -113,19 +113,19 @@ def _devices(declared: Declared, found: HostInventory, index: int) -> tuple[Devi
     return tuple(made)
 
 
-def _model(text: str) -> str:
+def _model_label(text: str) -> str:
     """As a label value: a maker's name has blanks and brackets."""
-    return _UNFIT_MODEL.sub("-", text).strip("-_.")[:MODEL_MAX].rstrip("-_.")
+    return _INVALID_IN_MODEL.sub("-", text).strip("-_.")[:MODEL_MAX].rstrip("-_.")
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_label(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:
         raise click.BadParameter(f"{escaped(text)} is no label; write KEY=VALUE", param_hint="--label")
     return key, value
 
 
-def _taint(text: str) -> Taint:
+def _parse_taint(text: str) -> Taint:
     from remit.model.kinds import Taint
 
     match = _TAINT.fullmatch(text)
@@ -135,7 +135,7 @@ def _taint(text: str) -> Taint:
     return Taint(key=match[1], value=match[2] or "", effect=match[3])  # type: ignore[arg-type]  # judged with the node
 
 
-def announced(
+def startup_line(
     nodes: Sequence[Node], confinement: IsolationSupport, *, sandbox: bool, user: str = "", servers: Sequence[str]
 ) -> str:
     """One line: what is registered, and how far its work is held back."""
@@ -145,17 +145,19 @@ def announced(
     amounts = ", ".join(f"{value} {name}" for name, value in has.items())
     devices = f", {len(first.spec.devices)} devices" if first.spec.devices else ""
     each = " each" if len(nodes) > 1 else ""
-    held = f"{_limits(confinement)}; {_sandbox(confinement, sandbox)}" + (f"; work runs as {_called(user)}" if user else "")
+    held = f"{_describe_limits(confinement)}; {_describe_sandbox(confinement, sandbox)}" + (
+        f"; work runs as {_describe_user(user)}" if user else ""
+    )
     return f"agent: {many} ({amounts}{devices}{each}) at {', '.join(servers)}; {held}"
 
 
-def _called(user: str) -> str:
+def _describe_user(user: str) -> str:
     from remit.world.process.isolation import USER_PER_TENANT
 
     return "a user for each tenant" if user == USER_PER_TENANT else user
 
 
-def _limits(confinement: IsolationSupport) -> str:
+def _describe_limits(confinement: IsolationSupport) -> str:
     limited = [name for name in ("cpu", "memory", "pids") if name in confinement.controllers]
     if not limited:
         return f"no limits ({confinement.reason}; run it as root, or let systemd delegate cgroups)"
@@ -163,16 +165,16 @@ def _limits(confinement: IsolationSupport) -> str:
     return f"cgroups {confinement.cgroups} limit {', '.join(limited)}{missing}"
 
 
-def _sandbox(confinement: IsolationSupport, sandbox: bool) -> str:
+def _describe_sandbox(confinement: IsolationSupport, sandbox: bool) -> str:
     if sandbox:
         return "work is sandboxed (bubblewrap)"
     return "no sandbox (as said)" if confinement.sandbox else "no sandbox (apt-get install bubblewrap)"
 
 
-CACHE: Final = "10Gi"
+ARTIFACT_CACHE: Final = "10Gi"
 
 
-class Lending(NamedTuple):
+class HostOptions(NamedTuple):
     """As it was said."""
 
     artifact_dirs: tuple[Path, ...]
@@ -205,7 +207,7 @@ class Lending(NamedTuple):
         return HostPermissions(self.artifact_dirs, self.artifact_allow, self.host_paths, cache, self.hidden, user)
 
 
-def lending_options(command: Callable[..., None]) -> Callable[..., None]:
+def host_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds them to a command, which gets them together as `lending`."""
     place = click.Path(path_type=Path, file_okay=False, exists=True, resolve_path=True)
 
@@ -231,7 +233,9 @@ def lending_options(command: Callable[..., None]) -> Callable[..., None]:
         multiple=True,
         help="Work may mount what is below it, where a policy permits it.",
     )
-    @click.option("--artifact-cache", default=CACHE, show_default=True, metavar="SIZE", help="How much is kept of artifacts.")
+    @click.option(
+        "--artifact-cache", default=ARTIFACT_CACHE, show_default=True, metavar="SIZE", help="How much is kept of artifacts."
+    )
     @click.option("--hide", "hidden", type=place, multiple=True, help="Sandboxed work sees nothing of what is below it.")
     @click.option(
         "--work-user",
@@ -245,14 +249,14 @@ def lending_options(command: Callable[..., None]) -> Callable[..., None]:
         *, artifact_dirs: tuple[Path, ...], artifact_allow: tuple[str, ...], host_paths: tuple[Path, ...], artifact_cache: str,
         hidden: tuple[Path, ...], work_user: str, **others: Any,
     ) -> None:  # fmt: skip
-        _check(artifact_allow, artifact_cache)
-        _make(artifact_dirs)
-        command(lending=Lending(artifact_dirs, artifact_allow, host_paths, artifact_cache, hidden, work_user), **others)
+        _check_artifact_options(artifact_allow, artifact_cache)
+        _create_directories(artifact_dirs)
+        command(lending=HostOptions(artifact_dirs, artifact_allow, host_paths, artifact_cache, hidden, work_user), **others)
 
     return taking
 
 
-def _make(places: tuple[Path, ...]) -> None:
+def _create_directories(places: tuple[Path, ...]) -> None:
     """It is empty then, and that is said: it may have been meant to be another."""
     for place in places:
         if place.is_dir():
@@ -265,7 +269,7 @@ def _make(places: tuple[Path, ...]) -> None:
         click.echo(f"remit: made {escaped(str(place))}, for artifacts", err=True)
 
 
-def _check(allow: tuple[str, ...], cache: str) -> None:
+def _check_artifact_options(allow: tuple[str, ...], cache: str) -> None:
     from remit.model.artifacts import is_host_or_network
     from remit.model.resources import parse_quantity
 

@@ -17,11 +17,11 @@ from remit.cli.main import examples, remit
 from remit.cli.session.contexts import (
     Context,
     Contexts,
-    load,
-    place,
+    config_path,
+    load_contexts,
     read_token,
-    remember,
-    save,
+    save_and_use_context,
+    save_contexts,
     server_url,
     with_context,
 )
@@ -52,8 +52,8 @@ def context() -> None:
 @click.option("-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
 def list_(output: str) -> None:
     """List the contexts; the one in use has a *. Tokens are not shown."""
-    path = place()
-    known = load(path)
+    path = config_path()
+    known = load_contexts(path)
     if output == "name":
         for one in known.contexts:
             click.echo(escaped(one.name))
@@ -71,14 +71,14 @@ def _show(known: Contexts) -> None:
 
     heads = (Column(""), Column("NAME"), Column("SERVER"), Column("TENANT"), Column("TOKEN", fluid=True))
     rows = [
-        ["*" if one.name == known.current else "", one.name, one.server, one.tenant or "default", _token_words(one)]
+        ["*" if one.name == known.current else "", one.name, one.server, one.tenant or "default", _describe_token(one)]
         for one in known.contexts
     ]
     with until_nobody_reads():
         Sheet(console(), heads).show(rows)
 
 
-def _token_words(one: Context) -> str:
+def _describe_token(one: Context) -> str:
     return one.token_file or ("kept here" if one.token else "none")
 
 
@@ -99,8 +99,8 @@ def _token_words(one: Context) -> str:
 def set(name: str, server: str, like: str, token_file: str, ca_file: str, tenant: str, use: bool) -> None:
     """Make a context, or change what is named of one."""
     _check_name(name)
-    path = place()
-    known = load(path)
+    path = config_path()
+    known = load_contexts(path)
     before = known.get(name)
     if like:
         other = known.named(like)
@@ -123,7 +123,7 @@ def set(name: str, server: str, like: str, token_file: str, ca_file: str, tenant
         tenant=tenant or base.tenant,
         ca_file=ca_file or base.ca_file,
     )
-    save(path, with_context(known, made, use=use or not known.current))
+    save_contexts(path, with_context(known, made, use=use or not known.current))
     click.echo(f"context {name} {'set' if before is None else 'changed'}")
 
 
@@ -140,10 +140,10 @@ def _check_name(name: str) -> None:
 @click.argument("name")
 def use(name: str) -> None:
     """Use a context from now on, unless another is named."""
-    path = place()
-    known = load(path)
+    path = config_path()
+    known = load_contexts(path)
     found = known.named(name)
-    save(path, Contexts(known.contexts, found.name))
+    save_contexts(path, Contexts(known.contexts, found.name))
     click.echo(f"using {escaped(found.name)}: {escaped(found.server)}")
 
 
@@ -151,19 +151,19 @@ def use(name: str) -> None:
 @click.argument("name")
 def remove(name: str) -> None:
     """Forget a context. The server and the file of its token stay as they are."""
-    path = place()
-    known = load(path)
+    path = config_path()
+    known = load_contexts(path)
     found = known.named(name)
     left = tuple(one for one in known.contexts if one is not found)
-    save(path, Contexts(left, "" if known.current == found.name else known.current))
+    save_contexts(path, Contexts(left, "" if known.current == found.name else known.current))
     in_use = "; none is in use now, choose one with `remit context use`" if known.current == found.name and left else ""
     click.echo(f"context {escaped(found.name)} removed{in_use}")
 
 
-__all__ = ["context", "remember"]
+__all__ = ["context", "save_and_use_context"]
 
 
-INSTALL = {
+INSTALL_COMMANDS = {
     "bash": "remit completion bash > ~/.local/share/bash-completion/completions/remit",
     "zsh": "remit completion zsh > ~/.zfunc/_remit     (with ~/.zfunc in fpath, before compinit)",
     "fish": "remit completion fish > ~/.config/fish/completions/remit.fish",
@@ -173,10 +173,10 @@ INSTALL = {
 @click.command(
     epilog=examples(
         'eval "$(remit completion bash)"      try it in this shell',
-        *INSTALL.values(),
+        *INSTALL_COMMANDS.values(),
     )
 )
-@click.argument("shell", type=click.Choice(list(INSTALL)))
+@click.argument("shell", type=click.Choice(list(INSTALL_COMMANDS)))
 def completion(shell: str) -> None:
     """Print the script that completes commands in your SHELL."""
     maker = get_completion_class(shell)
@@ -184,4 +184,4 @@ def completion(shell: str) -> None:
         raise click.ClickException(f"click has no completion for {shell}")
     head = "#compdef remit\n" if shell == "zsh" else ""  # zsh reads it only from the first line
     script = maker(remit, {}, "remit", "_REMIT_COMPLETE").source().strip().removeprefix("#compdef remit").strip()
-    click.echo(f"{head}# Install with: {INSTALL[shell]}\n{script}")
+    click.echo(f"{head}# Install with: {INSTALL_COMMANDS[shell]}\n{script}")

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-BEAT: Final = "2s"
-SORT_MAX: Final = 40
+HEARTBEAT_INTERVAL: Final = "2s"
+RATE_LIMIT_KEY_CHARS: Final = 40
 """Complaints that begin with the same so many signs are of one sort."""
 
 
-_ENDS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class ListenType(click.ParamType["ListenAddress"]):
@@ -54,7 +54,7 @@ class ListenType(click.ParamType["ListenAddress"]):
         return ListenAddress(host.strip("[]") or "127.0.0.1", int(port))
 
 
-class BeatType(click.ParamType[int]):
+class HeartbeatIntervalType(click.ParamType[int]):
     """A duration, as milliseconds."""
 
     name = "DURATION"
@@ -67,7 +67,7 @@ class BeatType(click.ParamType[int]):
         try:
             found = parse_duration(str(value))
         except ValueError as error:
-            self.fail(f"{escaped(str(error))}; write one such as {BEAT} or 500ms", param, ctx)
+            self.fail(f"{escaped(str(error))}; write one such as {HEARTBEAT_INTERVAL} or 500ms", param, ctx)
         if not HEARTBEAT_MS_MIN <= found <= HEARTBEAT_MS_MAX:
             self.fail(
                 f"{escaped(str(value))} is no beat; from {HEARTBEAT_MS_MIN}ms to {HEARTBEAT_MS_MAX // 1000}s are", param, ctx
@@ -84,18 +84,18 @@ def data_option(command: F) -> F:
     )(command)
 
 
-def beat_option(command: F) -> F:
+def heartbeat_interval_option(command: F) -> F:
     return click.option(
         "--beat",
         "beat_ms",
-        type=BeatType(),
-        default=BEAT,
+        type=HeartbeatIntervalType(),
+        default=HEARTBEAT_INTERVAL,
         show_default=True,
         help="How often all say that they are there; every silence counts in beats. The same for all parts of a scope.",
     )(command)
 
 
-def asking_options(command: F) -> F:
+def server_connection_options(command: F) -> F:
     """For whoever asks a server: where it is, who signs for it, and as whom."""
     command = click.option(
         "--ca-file",
@@ -145,7 +145,7 @@ def metrics_option(command: F) -> F:
     )(command)
 
 
-class Logging(NamedTuple):
+class LoggingOptions(NamedTuple):
     """What was asked for."""
 
     form: LogFormat | None = None
@@ -163,7 +163,7 @@ class Logging(NamedTuple):
         return (*(("--log-format", self.form) if self.form else ()), "--log-level", self.level)
 
 
-class Complaints:
+class ErrorReporter:
     """What goes wrong, a line each, and the same not again and again."""
 
     def __init__(self, log: StructuredLog) -> None:
@@ -171,7 +171,7 @@ class Complaints:
 
     def __call__(self, what: object, **fields: object) -> None:
         words = str(what)
-        self.log.rate_limited("warning", words[:SORT_MAX], words, **fields)
+        self.log.rate_limited("warning", words[:RATE_LIMIT_KEY_CHARS], words, **fields)
 
     def bug(self, asked: str, error: BaseException) -> None:
         """One of ours: whoever asked was told only that there is one."""
@@ -182,7 +182,7 @@ class Complaints:
         self.log.error(f"{asked}: {type(error).__name__}: {error}", where=where)
 
 
-def run_until_ended(main: Callable[[], Coroutine[Any, Any, None]], *, quick: bool = False) -> int:
+def run_until_signalled(main: Callable[[], Coroutine[Any, Any, None]], *, quick: bool = False) -> int:
     """Run it until it ends, or a signal asks it to: then it is cancelled, and has its time to come to an end. `quick`: uvloop.
 
     After SIGINT this raises KeyboardInterrupt, as everywhere; after SIGTERM it answers 0, since that is how a part is ended.
@@ -193,13 +193,13 @@ def run_until_ended(main: Callable[[], Coroutine[Any, Any, None]], *, quick: boo
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        asked = runner.run(_cancelled_by_signals(main))
+        asked = runner.run(_run_cancellable(main))
     if asked == signal.SIGINT:
         raise KeyboardInterrupt
     return 0
 
 
-async def _cancelled_by_signals(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
+async def _run_cancellable(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     task = asyncio.ensure_future(main())
     loop = asyncio.get_running_loop()
     asked = 0
@@ -210,7 +210,7 @@ async def _cancelled_by_signals(main: Callable[[], Coroutine[Any, Any, None]]) -
             asked = number
             task.cancel()
 
-    for number in _ENDS:
+    for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, ask, number)
     try:
         await task
@@ -218,34 +218,34 @@ async def _cancelled_by_signals(main: Callable[[], Coroutine[Any, Any, None]]) -
         if not asked:
             raise
     finally:
-        for number in _ENDS:
+        for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)
     return asked
 
 
-def server_and_token(
+def resolve_servers(
     servers: tuple[str, ...], token_file: Path | None, ca_file: Path | None = None
 ) -> tuple[tuple[str, ...], str, Trust]:
     """Which servers are meant, the token for them, and who is believed to be them: by flags, the environment, or the context
     that is in use.
     """
-    from remit.cli.session.contexts import resolve
+    from remit.cli.session.contexts import resolve_server
 
-    reach = resolve(server=servers[0] if servers else "", token_file=str(token_file or ""), ca_file=str(ca_file or ""))
+    reach = resolve_server(server=servers[0] if servers else "", token_file=str(token_file or ""), ca_file=str(ca_file or ""))
     return (reach.server, *servers[1:]), reach.token, reach.trust
 
 
 LISTEN_PORT: Final = 7420
 LISTEN: Final = f"127.0.0.1:{LISTEN_PORT}"
-TOKEN: Final = "token"  # noqa: S105 - the name of the file
-SERVER: Final = "server"
-AGENT: Final = "agent"
-URL: Final = "url"
-TOKENS: Final = "tokens"
-AGENT_ASKS: Final = "agent-asks"
+TOKEN_FILE: Final = "token"  # noqa: S105 - the name of the file
+SERVER_DIRECTORY: Final = "server"
+AGENT_DIRECTORY: Final = "agent"
+URL_FILE: Final = "url"
+TOKENS_DIRECTORY: Final = "tokens"
+AGENT_ARGS_FILE: Final = "agent-asks"
 
 
-def data_directory() -> Path:
+def default_data_directory() -> Path:
     """As the machine's other programs have it."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "remit"
 
@@ -269,12 +269,12 @@ def tls_options(command: Callable[..., None]) -> Callable[..., None]:
         tls_ca: Path | None,
         **others: Any,
     ) -> None:
-        command(secured=_secured(tls, tls_names, tls_cert, tls_key, tls_ca), **others)
+        command(secured=_tls_options(tls, tls_names, tls_cert, tls_key, tls_ca), **others)
 
     return taking
 
 
-def _secured(
+def _tls_options(
     tls: bool, names: tuple[str, ...], certificate: Path | None, key: Path | None, ca: Path | None
 ) -> TlsOptions | None:
     if (certificate is None) != (key is None):

@@ -24,30 +24,32 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from remit import __version__
-from remit.cli.local.daemon_options import LISTEN_PORT, data_directory
+from remit.cli.local.daemon_options import LISTEN_PORT, default_data_directory
 from remit.cli.main import examples
-from remit.cli.session.server_call import Asked, Failure, ask, asks_server
+from remit.cli.session.server_call import CommandContext, CommandError, call_server, server_options
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from remit.client.api import Api
     from remit.world.host_checks import HostCheck
 
-HIDDEN: Final = "[hidden]"
-PART_BYTES_MAX: Final = 4 << 20
-LOG_BYTES: Final = 256 << 10
+REDACTED: Final = "[hidden]"
+FILE_BYTES_MAX: Final = 4 << 20
+LOG_TAIL_BYTES: Final = 256 << 10
 EVENTS_MAX: Final = 1_000
 OBJECTS_MAX: Final = 500
-LOGS: Final = ("agent.log", "agent/run/keeper.log", "agent/keeper.log", "log")
-PRIVATE: Final = re.compile(r"env|data|digest|token|secret|password|passwd|authorization|cookie|credential|annotations", re.I)
+LOG_FILES: Final = ("agent.log", "agent/run/keeper.log", "agent/keeper.log", "log")
+PRIVATE_FIELDS: Final = re.compile(
+    r"env|data|digest|token|secret|password|passwd|authorization|cookie|credential|annotations", re.I
+)
 """Fields whose values are never told, wherever they stand."""
-_PATTERNS: Final = (
-    (re.compile(r"remit_[A-Za-z0-9_-]{12,}"), HIDDEN),
-    (re.compile(r"(?i)\bbearer\s+\S+"), HIDDEN),
+_SECRET_PATTERNS: Final = (
+    (re.compile(r"remit_[A-Za-z0-9_-]{12,}"), REDACTED),
+    (re.compile(r"(?i)\bbearer\s+\S+"), REDACTED),
     (re.compile(r"\b[0-9a-fA-F]{32,}\b"), "[digest]"),
-    (re.compile(r"-----BEGIN [^-]*-----.*?(-----END [^-]*-----|$)", re.S), HIDDEN),
-    (re.compile(r"(?i)\b(password|passwd|secret|token|api[-_]?key)\b(\s*[=:]\s*)[^\s,;\"']+"), rf"\1\2{HIDDEN}"),
-    (re.compile(r"://[^/\s:@]+:[^/\s@]+@"), f"://{HIDDEN}@"),
+    (re.compile(r"-----BEGIN [^-]*-----.*?(-----END [^-]*-----|$)", re.S), REDACTED),
+    (re.compile(r"(?i)\b(password|passwd|secret|token|api[-_]?key)\b(\s*[=:]\s*)[^\s,;\"']+"), rf"\1\2{REDACTED}"),
+    (re.compile(r"://[^/\s:@]+:[^/\s@]+@"), f"://{REDACTED}@"),
 )
 
 
@@ -63,20 +65,20 @@ _PATTERNS: Final = (
 )
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where logs of an agent of this machine are.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
-@asks_server()
-def support_bundle(asked: Asked, output: Path, data: Path | None, force: bool) -> None:
+@server_options()
+def support_bundle(asked: CommandContext, output: Path, data: Path | None, force: bool) -> None:
     """Gather what a report about a fault needs into one file.
 
     Status, metrics, events and decisions, nodes, where the server's tasks stand, the ends of logs, and what `remit doctor`
     finds. No secrets, tokens, values of environments or digests are in it; look through it all the same before you send it.
     """
     if output.exists() and not force:
-        raise Failure(f"{escaped(str(output))} exists already", "name another with -o, or say --force")
-    clean = Cleaner((asked.reach.token,))
-    parts = {"versions.json": _versions(), "doctor.json": _doctor(data), "contexts.json": _contexts()}
-    parts |= ask(asked, _asked_of_server)
-    parts |= _ends_of_logs(data)
-    made = _packed({name: clean(name, body) for name, body in parts.items()})
+        raise CommandError(f"{escaped(str(output))} exists already", "name another with -o, or say --force")
+    clean = Redactor((asked.reach.token,))
+    parts = {"versions.json": _versions_json(), "doctor.json": _doctor_json(data), "contexts.json": _contexts_json()}
+    parts |= call_server(asked, _fetch_server_files)
+    parts |= _log_tails(data)
+    made = _pack({name: clean(name, body) for name, body in parts.items()})
     draft = output.with_name(f".{output.name}.part")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as out:
         out.write(made)
@@ -84,58 +86,58 @@ def support_bundle(asked: Asked, output: Path, data: Path | None, force: bool) -
     click.echo(f"{escaped(str(output))}: {len(parts)} parts, {len(made)} bytes; look through it before you send it")
 
 
-class Cleaner:
+class Redactor:
     """Takes out what must not leave. `known` are secrets that are known by their words."""
 
     def __init__(self, known: tuple[str, ...] = ()) -> None:
         self._known = tuple(word for word in known if word)
 
     def __call__(self, name: str, body: bytes) -> bytes:
-        text = body[-PART_BYTES_MAX:].decode("utf-8", "replace")
+        text = body[-FILE_BYTES_MAX:].decode("utf-8", "replace")
         if name.endswith(".json"):
             with suppress(ValueError):  # what was cut is no JSON: it is cleaned as text
-                text = json.dumps(_scrubbed(json.loads(text)), indent=1)
+                text = json.dumps(_redact_fields(json.loads(text)), indent=1)
         for word in self._known:
-            text = text.replace(word, HIDDEN)
-        for pattern, instead in _PATTERNS:
+            text = text.replace(word, REDACTED)
+        for pattern, instead in _SECRET_PATTERNS:
             text = pattern.sub(instead, text)
         return text.encode("utf-8", "backslashreplace")
 
 
-def _scrubbed(value: Any) -> Any:
+def _redact_fields(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _scrubbed(HIDDEN if _hides(name, inside) else inside) for name, inside in value.items()}
-    return [_scrubbed(one) for one in value] if isinstance(value, list) else value
+        return {name: _redact_fields(REDACTED if _is_private(name, inside) else inside) for name, inside in value.items()}
+    return [_redact_fields(one) for one in value] if isinstance(value, list) else value
 
 
-def _hides(name: str, inside: object) -> bool:
+def _is_private(name: str, inside: object) -> bool:
     """A count of secrets is none."""
-    return PRIVATE.fullmatch(name) is not None and not isinstance(inside, bool | int | float)
+    return PRIVATE_FIELDS.fullmatch(name) is not None and not isinstance(inside, bool | int | float)
 
 
-def _versions() -> bytes:
-    return _json({"remit": __version__, "python": sys.version, "machine": platform.platform()})
+def _versions_json() -> bytes:
+    return _to_json({"remit": __version__, "python": sys.version, "machine": platform.platform()})
 
 
-def _doctor(data: Path | None) -> bytes:
-    from remit.cli.local.daemon_options import LISTEN_PORT, data_directory
+def _doctor_json(data: Path | None) -> bytes:
+    from remit.cli.local.daemon_options import LISTEN_PORT, default_data_directory
     from remit.world.host_checks import run_host_checks
 
-    return _json([one._asdict() for one in run_host_checks(data or data_directory(), LISTEN_PORT)])
+    return _to_json([one._asdict() for one in run_host_checks(data or default_data_directory(), LISTEN_PORT)])
 
 
-def _contexts() -> bytes:
+def _contexts_json() -> bytes:
     """Which servers are known by which names; tokens, and the files that they are in, are nobody's business."""
-    from remit.cli.session.contexts import Unconfigured, load, place
+    from remit.cli.session.contexts import ContextError, config_path, load_contexts
 
     try:
-        known = load(place())
-    except Unconfigured as error:
-        return _json({"unreadable": error.message})
-    return _json({one.name: {"server": one.server} for one in known.contexts})
+        known = load_contexts(config_path())
+    except ContextError as error:
+        return _to_json({"unreadable": error.message})
+    return _to_json({one.name: {"server": one.server} for one in known.contexts})
 
 
-async def _asked_of_server(api: Api) -> dict[str, bytes]:
+async def _fetch_server_files(api: Api) -> dict[str, bytes]:
     """What one answer cannot give is told in its place: a server that is ill answers some and not others."""
     paths = {
         "status.json": "/v1/status",
@@ -146,55 +148,55 @@ async def _asked_of_server(api: Api) -> dict[str, bytes]:
         "top.json": "/v1/top/nodes",
         "audit.json": f"/v1/audit?limit={EVENTS_MAX}",
     }
-    found = {name: await _answer(api, path) for name, path in paths.items()}
-    workloads = await _answer(api, f"/v1/workloads?limit={OBJECTS_MAX}")
-    found["workloads.json"] = _shortened(workloads)
+    found = {name: await _fetch_or_error(api, path) for name, path in paths.items()}
+    workloads = await _fetch_or_error(api, f"/v1/workloads?limit={OBJECTS_MAX}")
+    found["workloads.json"] = _workload_summaries(workloads)
     return found
 
 
-async def _answer(api: Api, path: str) -> bytes:
+async def _fetch_or_error(api: Api, path: str) -> bytes:
     from remit.client.api import ApiError, Unanswered
 
     try:
         return await api.read(path)
     except (ApiError, Unanswered) as error:
-        return _json({"unanswered": str(error)})
+        return _to_json({"unanswered": str(error)})
 
 
-def _shortened(body: bytes) -> bytes:
+def _workload_summaries(body: bytes) -> bytes:
     """Of workloads, who they are and how they fare; what they run may say more than it should."""
     try:
         listed = json.loads(body)
         items = [
-            {"metadata": _of(one["metadata"], "name", "tenant", "generation", "revision"), "status": one.get("status", {}),
+            {"metadata": _select(one["metadata"], "name", "tenant", "generation", "revision"), "status": one.get("status", {}),
              "type": one["spec"].get("type"), "replicas": one["spec"].get("replicas")}
             for one in listed["items"]
         ]  # fmt: skip
     except (ValueError, KeyError, TypeError):
-        return body if body.startswith(b'{"unanswered"') else _json({"unreadable": True})
-    return _json({"items": items})
+        return body if body.startswith(b'{"unanswered"') else _to_json({"unreadable": True})
+    return _to_json({"items": items})
 
 
-def _of(value: dict[str, Any], *names: str) -> dict[str, Any]:
+def _select(value: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value[name] for name in names if name in value}
 
 
-def _ends_of_logs(data: Path | None) -> dict[str, bytes]:
-    from remit.cli.local.daemon_options import data_directory
+def _log_tails(data: Path | None) -> dict[str, bytes]:
+    from remit.cli.local.daemon_options import default_data_directory
 
     found: dict[str, bytes] = {}
-    for name in LOGS:
-        path = (data or data_directory()) / name
+    for name in LOG_FILES:
+        path = (data or default_data_directory()) / name
         try:
             with path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - LOG_BYTES))
-                found[f"logs/{name.replace('/', '-')}"] = file.read(LOG_BYTES)
+                file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
+                found[f"logs/{name.replace('/', '-')}"] = file.read(LOG_TAIL_BYTES)
         except OSError:
             continue
     return found
 
 
-def _packed(parts: dict[str, bytes]) -> bytes:
+def _pack(parts: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
         for name, body in sorted(parts.items()):
@@ -204,7 +206,7 @@ def _packed(parts: dict[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def _json(value: object) -> bytes:
+def _to_json(value: object) -> bytes:
     return json.dumps(value, indent=1, default=str).encode()
 
 
@@ -231,17 +233,17 @@ def doctor(data: Path | None, port: int, output: str) -> None:
     """
     from remit.world.host_checks import run_host_checks
 
-    found = run_host_checks(data or data_directory(), port)
+    found = run_host_checks(data or default_data_directory(), port)
     if output == "json":
         from remit.model.objects import encode
 
         click.echo(encode([one._asdict() for one in found]).decode())
     else:
-        _show(found)
+        _print_checks(found)
     sys.exit(MISSING if any(one.state == "fail" for one in found) else OK)
 
 
-def _show(found: list[HostCheck]) -> None:
+def _print_checks(found: list[HostCheck]) -> None:
     from rich.table import Table
     from rich.text import Text
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from remit.cli.local.daemon_options import AGENT, SERVER, data_directory, data_option
+from remit.cli.local.daemon_options import AGENT_DIRECTORY, SERVER_DIRECTORY, data_option, default_data_directory
 from remit.cli.main import examples
 from remit.model.problems import escaped
 from remit.model.resources import parse_duration
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from remit.agent.setup import AgentDirectory
     from remit.world.interfaces import Disk, World
 
-PATIENCE_MS: Final = 60_000
-START_MS: Final = 5_000
-LOOK_MS: Final = 50
-GRACE_MS: Final = 10_000
+STOP_TIMEOUT_MS: Final = 60_000
+KEEPER_START_MS: Final = 5_000
+POLL_MS: Final = 50
+STOP_GRACE_MS: Final = 10_000
 """What each piece of work may take to end by itself."""
 
 
@@ -46,7 +46,7 @@ def down(data: Path | None) -> None:
     What was applied stays in the directory, and is there again at the next `remit up`. What a killed `remit up` has left behind
     is ended too.
     """
-    root = (data or data_directory()).absolute()
+    root = (data or default_data_directory()).absolute()
     lines = asyncio.run(_down(root))
     for line in lines:
         click.echo(line)
@@ -62,20 +62,22 @@ async def _down(root: Path) -> list[str]:
     world = production()
     try:
         lines = []
-        pid = owner_pid(root / SERVER)
+        pid = owner_pid(root / SERVER_DIRECTORY)
         if pid is not None:
             with watch_process(pid) as is_there:
-                if not _asked(lambda: send_termination(pid)):
+                if not _send_signal(lambda: send_termination(pid)):
                     who = f"process {pid} owns {escaped(str(root))}"
                     raise click.ClickException(f"{who} and cannot be reached; is it in another container?")
-                await _until(world, lambda: owner_pid(root / SERVER) is None and not is_there(), f"process {pid} does not end")
+                await _wait_until(
+                    world, lambda: owner_pid(root / SERVER_DIRECTORY) is None and not is_there(), f"process {pid} does not end"
+                )
             lines.append(f"the control plane (process {pid}) has ended")
-        return [*lines, *await end_agent(root / AGENT, world)]
+        return [*lines, *await stop_agent(root / AGENT_DIRECTORY, world)]
     finally:
         await world.offload.close()
 
 
-async def end_agent(root: Path, world: World, *, with_work: bool = True) -> list[str]:
+async def stop_agent(root: Path, world: World, *, with_work: bool = True) -> list[str]:
     """The agent of a directory; and its keeper with all that it runs, also what a keeper that was killed has left behind.
     Answers what has ended, in words.
     """
@@ -89,18 +91,18 @@ async def end_agent(root: Path, world: World, *, with_work: bool = True) -> list
     if is_locked(world.disk, directory.agent_lock):
         pid = _agent_pid(directory)
         with watch_process(pid) as is_there:
-            _asked(lambda: send_termination(pid))
-            await _until(
+            _send_signal(lambda: send_termination(pid))
+            await _wait_until(
                 world,
                 lambda: not is_locked(world.disk, directory.agent_lock) and not is_there(),
                 f"the agent (process {pid}) does not end",
             )
         lines.append(f"the agent (process {pid}) has ended")
     keeps = is_locked(world.disk, directory.keeper_lock)
-    if with_work and (keeps or has_left_work(directory, world.disk)):
-        with watch_process(_pid_in(directory.keeper_pid) if keeps else None) as is_there:
-            lines.append(await _patiently(world, lambda: end_keeper(root, GRACE_MS)))
-            await _until(world, lambda: not is_there(), "the keeper does not end")
+    if with_work and (keeps or has_orphaned_work(directory, world.disk)):
+        with watch_process(_read_pid(directory.keeper_pid) if keeps else None) as is_there:
+            lines.append(await _retry_while_starting(world, lambda: stop_keeper(root, STOP_GRACE_MS)))
+            await _wait_until(world, lambda: not is_there(), "the keeper does not end")
     if with_work:
         await world.offload(build_secret_files(directory).destroy)
         await world.offload(directory.remove_work_link)
@@ -108,47 +110,49 @@ async def end_agent(root: Path, world: World, *, with_work: bool = True) -> list
 
 
 def _agent_pid(directory: AgentDirectory) -> int:
-    pid = _pid_in(directory.agent_pid)
+    pid = _read_pid(directory.agent_pid)
     if pid is None:
         raise click.ClickException(f"an agent runs on {escaped(str(directory.root))}, and does not say which; end it")
     return pid
 
 
-def _pid_in(file: Path) -> int | None:
+def _read_pid(file: Path) -> int | None:
     try:
         return int(file.read_text())
     except (OSError, ValueError):
         return None
 
 
-def _asked(ask: Callable[[], bool]) -> bool:
+def _send_signal(ask: Callable[[], bool]) -> bool:
     try:
         return ask()
     except PermissionError as error:
         raise click.ClickException("it runs as another user; run this as that one, or as root") from error
 
 
-async def _patiently(world: World, ask: Callable[[], Awaitable[str]]) -> str:
+async def _retry_while_starting(world: World, ask: Callable[[], Awaitable[str]]) -> str:
     """A keeper that has only just begun does not answer yet."""
-    until_ms = world.clock.now_ms() + START_MS
+    until_ms = world.clock.now_ms() + KEEPER_START_MS
     while True:
         try:
             return await ask()
         except click.ClickException:
             if world.clock.now_ms() > until_ms:
                 raise
-        await world.clock.sleep_ms(LOOK_MS)
+        await world.clock.sleep_ms(POLL_MS)
 
 
-async def _until(world: World, holds: Callable[[], bool], what: str) -> None:
-    until_ms = world.clock.now_ms() + PATIENCE_MS
+async def _wait_until(world: World, holds: Callable[[], bool], what: str) -> None:
+    until_ms = world.clock.now_ms() + STOP_TIMEOUT_MS
     while not holds():
         if world.clock.now_ms() > until_ms:
-            raise click.ClickException(f"{what}, after {PATIENCE_MS // 1000} s; see what it waits for, or kill it: it resumes")
-        await world.clock.sleep_ms(LOOK_MS)
+            raise click.ClickException(
+                f"{what}, after {STOP_TIMEOUT_MS // 1000} s; see what it waits for, or kill it: it resumes"
+            )
+        await world.clock.sleep_ms(POLL_MS)
 
 
-PROCESS = "remit.cli.local.keeper_main"
+KEEPER_MODULE = "remit.cli.local.keeper_main"
 
 
 @click.command(
@@ -168,15 +172,15 @@ def keeper(data: Path, end: bool, grace: str, log_bounds: str) -> None:
     One runs beside each agent, which starts it, and it outlives that one. Exits with 3 if another has the directory.
     """
     if not end:
-        os.execv(sys.executable, [sys.executable, "-m", PROCESS, str(data.absolute()), log_bounds])  # noqa: S606 - ourselves
+        os.execv(sys.executable, [sys.executable, "-m", KEEPER_MODULE, str(data.absolute()), log_bounds])  # noqa: S606 - ourselves
     try:
         grace_ms = parse_duration(grace)
     except ValueError as error:
         raise click.BadParameter(f"{escaped(str(error))}; write one such as 10s", param_hint="--grace") from error
-    click.echo(asyncio.run(end_keeper(data.absolute(), grace_ms)))
+    click.echo(asyncio.run(stop_keeper(data.absolute(), grace_ms)))
 
 
-async def end_keeper(root: Path, grace_ms: int) -> str:
+async def stop_keeper(root: Path, grace_ms: int) -> str:
     """End all that runs there, and its keeper; also what one that was killed has left behind. Answers with what came of it;
     raises ClickException if it did not end.
     """
@@ -195,23 +199,23 @@ async def end_keeper(root: Path, grace_ms: int) -> str:
         except NotSent as error:
             if directory.run.is_dir() and is_locked(world.disk, directory.keeper_lock):
                 raise click.ClickException(f"the keeper of {escaped(str(root))} does not answer: {error.cause}") from error
-            if not has_left_work(directory, world.disk):
-                await _forget(directory, world)
+            if not has_orphaned_work(directory, world.disk):
+                await _remove_secret_files(directory, world)
                 return f"no keeper runs on {root}"
-            await _end_what_is_left(directory, world, grace_ms)
-            await _forget(directory, world)
+            await _stop_orphaned_work(directory, world, grace_ms)
+            await _remove_secret_files(directory, world)
             return f"no keeper runs on {root}; what one has left behind has ended"
         except LinkError as error:
             raise click.ClickException(f"the keeper of {escaped(str(root))} did not end: {error}") from error
         while is_locked(world.disk, directory.keeper_lock):
             await world.clock.sleep_ms(20)
-        await _forget(directory, world)
+        await _remove_secret_files(directory, world)
         return f"all work on {root} has ended, and its keeper"
     finally:
         await world.offload.close()
 
 
-async def _forget(directory: AgentDirectory, world: World) -> None:
+async def _remove_secret_files(directory: AgentDirectory, world: World) -> None:
     """What the work that has ended was to read, and the place in the machine's memory where it lay: nobody else removes that.
 
     Under the agent's lock: one that has been started meanwhile may have put there what it is about to start.
@@ -225,7 +229,7 @@ async def _forget(directory: AgentDirectory, world: World) -> None:
         await world.offload(build_secret_files(directory).destroy)
 
 
-def has_left_work(directory: AgentDirectory, disk: Disk) -> bool:
+def has_orphaned_work(directory: AgentDirectory, disk: Disk) -> bool:
     """Does the journal of a keeper that is gone tell of work that may run still?"""
     from remit.agent.keeper.journal import Journal
     from remit.world.interfaces import DiskError
@@ -238,7 +242,7 @@ def has_left_work(directory: AgentDirectory, disk: Disk) -> bool:
         raise click.ClickException(escaped(str(error))) from error
 
 
-async def _end_what_is_left(directory: AgentDirectory, world: World, grace_ms: int) -> None:
+async def _stop_orphaned_work(directory: AgentDirectory, world: World, grace_ms: int) -> None:
     """By a keeper in this process: it finds again what the other had started, and ends it."""
     from remit.agent.keeper.log_retention import LogBounds
     from remit.agent.keeper.protocol import Shutdown, encode

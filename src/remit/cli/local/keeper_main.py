@@ -32,16 +32,16 @@ from remit.world.process.spawn import raise_open_files_limit  # noqa: E402
 from remit.world.production import production  # noqa: E402
 
 BUSY = 3
-GARBAGE = 20_000
+GC_THRESHOLD = 20_000
 """What it makes for a start is let go without a collector, but for the odd exception: that looks through all of it rarely."""
 
 
-async def keep(directory: AgentDirectory, bounds: LogBounds) -> None:
+async def run_keeper(directory: AgentDirectory, bounds: LogBounds) -> None:
     world = production(directory.addresses)
     try:
         with world.disk.lock(directory.keeper_lock):
             directory.write_pid(world.disk, directory.keeper_pid, os.getpid())
-            one = build_keeper(world, directory, bounds, tell)
+            one = build_keeper(world, directory, bounds, log_warning)
             async with world.link.serve(KEEPER, one):
                 await one.run()
             world.disk.remove(directory.keeper_pid)
@@ -49,7 +49,7 @@ async def keep(directory: AgentDirectory, bounds: LogBounds) -> None:
         await world.offload.close()
 
 
-def tell(words: str) -> None:
+def log_warning(words: str) -> None:
     """As the other parts log, but without loading what they log with: a keeper is small, and there are many."""
     line = {"time": BootClock().wall(), "level": "warning", "part": "keeper", "event": escaped(words)}
     print(msgspec.json.encode(line).decode(), file=sys.stderr, flush=True)
@@ -63,10 +63,10 @@ def main() -> int:
     raise_open_files_limit()
     gc.collect()
     gc.freeze()
-    gc.set_threshold(GARBAGE, 20, 50)
+    gc.set_threshold(GC_THRESHOLD, 20, 50)
     try:
         directory.create()
-        asyncio.run(keep(directory, parse_log_bounds(sys.argv[2] if len(sys.argv) > 2 else "")))
+        asyncio.run(run_keeper(directory, parse_log_bounds(sys.argv[2] if len(sys.argv) > 2 else "")))
     except FileBusy as error:
         print(f"keeper: another one runs on {directory.root} ({error.cause})", file=sys.stderr)
         return BUSY

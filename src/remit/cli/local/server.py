@@ -18,19 +18,19 @@ import click
 
 from remit.assembly import api_server
 from remit.cli.local.daemon_options import (
-    Complaints,
+    ErrorReporter,
     ListenType,
-    Logging,
-    asking_options,
-    beat_option,
+    LoggingOptions,
+    heartbeat_interval_option,
     log_options,
     metrics_option,
-    run_until_ended,
-    server_and_token,
+    resolve_servers,
+    run_until_signalled,
+    server_connection_options,
     tls_options,
 )
 from remit.cli.main import examples
-from remit.cli.session.token_files import token_in
+from remit.cli.session.token_files import read_or_create_token
 from remit.law.timing import Timing
 from remit.model.problems import escaped
 from remit.store.protocol import StoreError
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from remit.world.net.server_keys import TlsOptions
     from remit.world.structured_log import LogFormat, LogLevel
 
-TOKEN_NAME: Final = "token"  # noqa: S105 - of a file
+TOKEN_FILE_NAME: Final = "token"  # noqa: S105 - of a file
 
 
 @click.command(
@@ -70,7 +70,7 @@ TOKEN_NAME: Final = "token"  # noqa: S105 - of a file
 @click.option(
     "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="Who may ask; made if absent.  [default: DATA/token]"
 )
-@beat_option
+@heartbeat_interval_option
 @tls_options
 @log_options
 def server(
@@ -88,10 +88,10 @@ def server(
 
     It ends at SIGTERM or Ctrl-C, once everything that it has taken is answered.
     """
-    place = token_file or data / TOKEN_NAME
+    place = token_file or data / TOKEN_FILE_NAME
     try:
-        logging = Logging(log_format, log_level)
-        run_until_ended(lambda: serve(data, listen, scope, name, place, Timing(beat_ms), logging, secured), quick=True)
+        logging = LoggingOptions(log_format, log_level)
+        run_until_signalled(lambda: serve(data, listen, scope, name, place, Timing(beat_ms), logging, secured), quick=True)
     except (StoreError, WorldError) as error:
         raise click.ClickException(escaped(str(error))) from error
 
@@ -103,13 +103,13 @@ async def serve(
     name: str,
     token_file: Path,
     tempo: Timing,
-    logging: Logging = Logging(),
+    logging: LoggingOptions = LoggingOptions(),
     secured: TlsOptions | None = None,
 ) -> None:
     world = production()
-    say = Complaints(logging.of("server", world.clock))
+    say = ErrorReporter(logging.of("server", world.clock))
     try:
-        token, new = token_in(token_file, world.ids)
+        token, new = read_or_create_token(token_file, world.ids)
         async with api_server(
             data,
             world,
@@ -126,13 +126,13 @@ async def serve(
             believed = f", its authority in {escaped(str(one.ca_file))}" if one.ca_file else ""
             click.echo(f"remit server: {scope} at {one.url}, token in {escaped(str(token_file))}{believed}")
             if new:
-                tell_admin(token)
+                print_admin_token(token)
             await asyncio.Event().wait()
     finally:
         await world.offload.close()
 
 
-def tell_admin(token: str) -> None:
+def print_admin_token(token: str) -> None:
     """Once: the first token is how all the others are made."""
     click.echo(f"remit: the first admin's token, shown this once: {token}\n  make others with `remit token create`")
 
@@ -147,8 +147,8 @@ name_option = click.option("--name", default="", help="What it is called in reco
         "remit scheduler --name spare             a second one: it takes over when the first falls silent",
     )
 )
-@asking_options
-@beat_option
+@server_connection_options
+@heartbeat_interval_option
 @name_option
 @metrics_option
 @log_options
@@ -159,7 +159,7 @@ def scheduler(servers: tuple[str, ...], token_file: Path | None, **how: Any) -> 
     """
     from remit.assembly import run_scheduler
 
-    _run("scheduler", run_scheduler, servers, token_file, **how)
+    _run_component("scheduler", run_scheduler, servers, token_file, **how)
 
 
 @click.command(
@@ -169,8 +169,8 @@ def scheduler(servers: tuple[str, ...], token_file: Path | None, **how: Any) -> 
         "remit controllers --name spare           a second copy: it takes over, one controller at a time",
     )
 )
-@asking_options
-@beat_option
+@server_connection_options
+@heartbeat_interval_option
 @name_option
 @metrics_option
 @log_options
@@ -181,10 +181,10 @@ def controllers(servers: tuple[str, ...], token_file: Path | None, **how: Any) -
     """
     from remit.assembly import run_controllers
 
-    _run("controllers", run_controllers, servers, token_file, **how)
+    _run_component("controllers", run_controllers, servers, token_file, **how)
 
 
-def _run(
+def _run_component(
     sort: str,
     part: Callable[..., Awaitable[Any]],
     servers: tuple[str, ...],
@@ -197,12 +197,12 @@ def _run(
     log_format: LogFormat | None,
     log_level: LogLevel,
 ) -> None:
-    urls, token, trust = server_and_token(servers, token_file, ca_file)
+    urls, token, trust = resolve_servers(servers, token_file, ca_file)
 
     async def main() -> None:
         from remit.assembly import component_name, component_world
 
-        complain = Complaints(Logging(log_format, log_level).of(sort, BootClock()))
+        complain = ErrorReporter(LoggingOptions(log_format, log_level).of(sort, BootClock()))
         async with component_world(urls, token, trust, complain) as connected:
             run = partial(part, connected, name=name or component_name(sort), heartbeat_ms=beat_ms, on_failure=complain)
             if metrics is None:
@@ -218,6 +218,6 @@ def _run(
                 await run(metrics=counted)
 
     try:
-        sys.exit(run_until_ended(main, quick=True))
+        sys.exit(run_until_signalled(main, quick=True))
     except WorldError as error:
         raise click.ClickException(escaped(str(error))) from error

@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from remit.simulate.scenarios import Injection, Replay, Scenario
     from remit.simulate.simulation import RunResult, Simulation
 
-HELD, BROKEN, MISUSED = 0, 1, 2
+PASSED, VIOLATED, MISUSE = 0, 1, 2
 """The last is click's own. A story of nothing is misuse that only the run could tell."""
 
 SEED_MAX: Final = 2**63 - 1
 SHRUNK_MAX: Final = 5
 """So many failing seeds of one command are shrunk, each by a check of its own: the hundredth says no more than the first."""
 
-NEAREST: Final = 3
+SUGGESTIONS_MAX: Final = 3
 """So many names are offered for one that never was."""
 
 
-class Asked(NamedTuple):
+class SimulationRequest(NamedTuple):
     """What the command line says, found to be sound."""
 
     scenario: Scenario
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
     """How this scenario is named in a command."""
 
 
-class Manner(NamedTuple):
+class RunOptions(NamedTuple):
     """How it is run and told."""
 
     jobs: int
@@ -119,20 +119,22 @@ def simulate(
         with until_nobody_reads():
             shown.scenarios()
         return
-    asked = _replayed(replay, seed, seeds, until) if replay is not None else _asked(str(scenario), seed, seeds, until)
+    asked = (
+        _read_replay(replay, seed, seeds, until) if replay is not None else _parse_request(str(scenario), seed, seeds, until)
+    )
     if (trace or story) and (as_json or len(asked.seeds) > 1):
         raise click.UsageError("--trace and --story tell people about one run: leave out --json, and name one --seed")
-    manner = Manner(jobs, as_json, trace, story, not no_shrink and replay is None, save or Path())
+    manner = RunOptions(jobs, as_json, trace, story, not no_shrink and replay is None, save or Path())
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with until_nobody_reads():
-        code = _many(shown, asked, manner) if len(asked.seeds) > 1 else _one(shown, asked, manner)
+        code = _run_many(shown, asked, manner) if len(asked.seeds) > 1 else _run_one(shown, asked, manner)
     sys.exit(code)
 
 
 # ---------------------------------------------------------------------------------------------------------- what was asked
 
 
-def _asked(name: str, seed: int | None, seeds: str | None, until: str | None) -> Asked:
+def _parse_request(name: str, seed: int | None, seeds: str | None, until: str | None) -> SimulationRequest:
     from remit.simulate.scenarios import BadScenario, load
 
     if seed is not None and seeds is not None:
@@ -144,10 +146,10 @@ def _asked(name: str, seed: int | None, seeds: str | None, until: str | None) ->
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{escaped(name)}: {escaped(str(error))}") from None
     words = shlex.join([name, *(("--until", until) if until else ())])
-    return Asked(*_until(scenario, until, _seeds(seed, seeds)), words=words)
+    return SimulationRequest(*_apply_until(scenario, until, _parse_seeds(seed, seeds)), words=words)
 
 
-def _seeds(seed: int | None, seeds: str | None) -> range:
+def _parse_seeds(seed: int | None, seeds: str | None) -> range:
     if seeds is None:
         return range(1, 2) if seed is None else range(seed, seed + 1)
     match = re.fullmatch(r"([0-9]{1,19})-([0-9]{1,19})", seeds)
@@ -159,7 +161,7 @@ def _seeds(seed: int | None, seeds: str | None) -> range:
     return range(first, last + 1)
 
 
-def _until(scenario: Scenario, until: str | None, seeds: range) -> tuple[Scenario, range, float | None]:
+def _apply_until(scenario: Scenario, until: str | None, seeds: range) -> tuple[Scenario, range, float | None]:
     """Longer than the scenario: its faults go on for longer. Shorter: it is cut, with what that leaves undecided."""
     from msgspec.structs import replace
 
@@ -179,7 +181,7 @@ def _until(scenario: Scenario, until: str | None, seeds: range) -> tuple[Scenari
     return scenario, seeds, until_ms / 1000
 
 
-def _replayed(path: Path, seed: int | None, seeds: str | None, until: str | None) -> Asked:
+def _read_replay(path: Path, seed: int | None, seeds: str | None, until: str | None) -> SimulationRequest:
     from remit.simulate.scenarios import BadScenario
     from remit.simulate.shrink import read_replay
 
@@ -193,13 +195,13 @@ def _replayed(path: Path, seed: int | None, seeds: str | None, until: str | None
         why = escaped(error.strerror or str(error))
         raise click.UsageError(f"--replay: {escaped(str(path))}: {why}; name a file that a failed run has saved") from None
     seeds_one = range(replay.seed, replay.seed + 1)
-    return Asked(replay.scenario, seeds_one, replay.until_s, replay.plan, replay.violation, replay.revision)
+    return SimulationRequest(replay.scenario, seeds_one, replay.until_s, replay.plan, replay.violation, replay.revision)
 
 
 # ----------------------------------------------------------------------------------------------------------------- running
 
 
-def _one(shown: Shown, asked: Asked, manner: Manner) -> int:
+def _run_one(shown: Shown, asked: SimulationRequest, manner: RunOptions) -> int:
     from remit.cli.interrupts import insisting
     from remit.cli.session.source_revision import CHANGED, revision
 
@@ -217,18 +219,18 @@ def _one(shown: Shown, asked: Asked, manner: Manner) -> int:
         for line in run.trace:
             click.echo(escaped(line))
         shown.run(run)
-    told = not manner.story or _tell_story(simulation, manner.story)
+    told = not manner.story or _print_story(simulation, manner.story)
     if asked.expected:
         shown.expected(asked.expected, run)
     if run.violations:
         shown.broken(run)
         if _shrink_and_save(shown, asked, manner, run):
             raise KeyboardInterrupt
-        return BROKEN
-    return HELD if told else MISUSED
+        return VIOLATED
+    return PASSED if told else MISUSE
 
 
-def _many(shown: Shown, asked: Asked, manner: Manner) -> int:
+def _run_many(shown: Shown, asked: SimulationRequest, manner: RunOptions) -> int:
     from remit.simulate.seed_runner import RunTotals, SeedTask, run_seeds
 
     def tasks() -> Iterator[SeedTask]:
@@ -251,11 +253,11 @@ def _many(shown: Shown, asked: Asked, manner: Manner) -> int:
                 failing.append(done.run)
             note()
     shown.totals(asked.scenario, totals)
-    _tell_failing(shown, asked, manner, sorted(failing, key=lambda run: run.seed))
-    return BROKEN if failing else HELD
+    _report_failing(shown, asked, manner, sorted(failing, key=lambda run: run.seed))
+    return VIOLATED if failing else PASSED
 
 
-def _tell_failing(shown: Shown, asked: Asked, manner: Manner, failing: list[RunResult]) -> None:
+def _report_failing(shown: Shown, asked: SimulationRequest, manner: RunOptions, failing: list[RunResult]) -> None:
     """Whoever interrupts the shrinking is told of the others all the same."""
     checks: dict[str, None] = {}
     interrupted = False
@@ -268,32 +270,32 @@ def _tell_failing(shown: Shown, asked: Asked, manner: Manner, failing: list[RunR
         raise KeyboardInterrupt
 
 
-def _tell_story(simulation: Simulation, key: str) -> bool:
+def _print_story(simulation: Simulation, key: str) -> bool:
     """Was there such an object? It may be known in several scopes; each tells its own."""
     histories = simulation.judge.histories
     known = [scope for scope, history in histories.items() if key in history.versions]
     for scope in known:
-        click.echo(escaped_lines(simulation.judge.story(scope, key)))
+        click.echo(_escape_lines(simulation.judge.story(scope, key)))
     if not known:
         keys = sorted({key for history in histories.values() for key in history.versions})
-        click.echo(f"--story: nothing named {escaped(key)} ever was in this run; {_nearest(key, keys)}", err=True)
+        click.echo(f"--story: nothing named {escaped(key)} ever was in this run; {_suggest_keys(key, keys)}", err=True)
     return bool(known)
 
 
-def _nearest(key: str, keys: list[str]) -> str:
+def _suggest_keys(key: str, keys: list[str]) -> str:
     from difflib import get_close_matches
 
     if not keys:
         return "there was nothing at all"
-    near = get_close_matches(key, keys, n=NEAREST, cutoff=0.0)
+    near = get_close_matches(key, keys, n=SUGGESTIONS_MAX, cutoff=0.0)
     return f"the nearest of {len(keys):,} names there were: {', '.join(map(escaped, near))}"
 
 
-def escaped_lines(text: str) -> str:
+def _escape_lines(text: str) -> str:
     return "\n".join(escaped(line) for line in text.split("\n"))
 
 
-def _shrink_and_save(shown: Shown, asked: Asked, manner: Manner, run: RunResult) -> bool:
+def _shrink_and_save(shown: Shown, asked: SimulationRequest, manner: RunOptions, run: RunResult) -> bool:
     """Was it interrupted? What was found by then is saved and told before this returns."""
     from remit.cli.session.source_revision import revision
     from remit.simulate.seed_runner import RUN_LOST_CHECK
@@ -305,7 +307,7 @@ def _shrink_and_save(shown: Shown, asked: Asked, manner: Manner, run: RunResult)
     if not manner.shrinks or run.violations[0].check == RUN_LOST_CHECK:
         shown.again(again)
         return False
-    kept = _Kept(manner.save)
+    kept = _ReplaySaver(manner.save)
     try:
         with shown.waiting("looking for the least that breaks it") as tell:
             shrunk = shrink(run, asked.until_s, revision=revision(), on_progress=tell, on_smaller=kept)
@@ -322,7 +324,7 @@ def _shrink_and_save(shown: Shown, asked: Asked, manner: Manner, run: RunResult)
     return shrunk.interrupted
 
 
-class _Kept:
+class _ReplaySaver:
     """The replay on disk: the best so far, from the first on. A disk that refuses takes nothing from what was found."""
 
     def __init__(self, directory: Path) -> None:

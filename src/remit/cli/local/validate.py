@@ -25,7 +25,7 @@ from remit.model.manifests.reader import read
 from remit.model.objects import AnyObject, key
 from remit.model.problems import Problem, closest_name, did_you_mean, escaped, quoted
 
-ENDINGS = (".yaml", ".yml", ".json", ".ndjson", ".jsonl")
+SUFFIXES = (".yaml", ".yml", ".json", ".ndjson", ".jsonl")
 
 OK, PROBLEMS, MISUSE = 0, 1, 2
 
@@ -49,11 +49,11 @@ def validate(files: tuple[str, ...], as_json: bool, quiet: bool) -> None:
     """
     from remit.model.manifests.reader import read  # after --help: it loads every kind
 
-    found = found_files(files)
+    found = find_manifest_files(files)
     count = unread = len(found.unread)
     objects = problems = 0
     for name, why in found.unread.items():
-        tell_unread(name, why)
+        report_unreadable(name, why)
     for name in found.files:
         count += 1
         data = read_bytes(name)
@@ -64,32 +64,32 @@ def validate(files: tuple[str, ...], as_json: bool, quiet: bool) -> None:
         objects += len(manifests.objects)
         problems += len(manifests.problems)
         for problem in manifests.problems:
-            tell(problem, as_json=as_json)
+            print_problem(problem, as_json=as_json)
     if not quiet and count > unread:
-        told = f"{_many(problems, 'problem')} in" if problems else f"{_many(objects, 'object')} without a problem in"
-        unread_too = f"; {_many(unread, 'file')} could not be read" if unread else ""
+        told = f"{_plural(problems, 'problem')} in" if problems else f"{_plural(objects, 'object')} without a problem in"
+        unread_too = f"; {_plural(unread, 'file')} could not be read" if unread else ""
         # Beside --json the summary is for eyes only: what reads the lines should meet nothing but JSON.
-        click.secho(f"{told} {_many(count - unread, 'file')}{unread_too}", err=as_json, bold=True, color=_colour())
+        click.secho(f"{told} {_plural(count - unread, 'file')}{unread_too}", err=as_json, bold=True, color=_colour())
     sys.exit(MISUSE if unread else PROBLEMS if problems else OK)
 
 
-class Found(NamedTuple):
+class ManifestFiles(NamedTuple):
     """The files meant, each once, and what stood in the way of finding more, with the reason."""
 
     files: dict[str, None]
     unread: dict[str, str]
 
 
-def found_files(names: tuple[str, ...]) -> Found:
+def find_manifest_files(names: tuple[str, ...]) -> ManifestFiles:
     """A directory stands for the manifests below it, hidden ones left out."""
-    found = Found({}, {})
+    found = ManifestFiles({}, {})
     for name in names:
         if not name:
             raise click.UsageError("a file name is empty (is a variable of your script unset?); write . for this directory")
         if name == "-" or not _is_directory(name):
             found.files.setdefault(name)
         elif not _search(name, found):
-            raise click.UsageError(f"no {', '.join(ENDINGS)} file below {escaped(name)}")
+            raise click.UsageError(f"no {', '.join(SUFFIXES)} file below {escaped(name)}")
     return found
 
 
@@ -100,7 +100,7 @@ def _is_directory(name: str) -> bool:
         return False  # opening it will say why
 
 
-def _search(name: str, found: Found) -> bool:
+def _search(name: str, found: ManifestFiles) -> bool:
     """Is there any manifest below this directory, or anything that may hide one?"""
 
     def refused(error: OSError) -> None:
@@ -111,7 +111,7 @@ def _search(name: str, found: Found) -> bool:
     for root, directories, files in os.walk(name, onerror=refused):
         directories[:] = sorted(directory for directory in directories if not directory.startswith("."))
         for file in sorted(files):
-            if not file.lower().endswith(ENDINGS) or file.startswith("."):
+            if not file.lower().endswith(SUFFIXES) or file.startswith("."):
                 continue
             any_file = True
             path = str(Path(root) / file)
@@ -138,15 +138,15 @@ def read_bytes(name: str) -> bytes | None:
             return file.read(JSON_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        tell_unread("<stdin>" if name == "-" else name, why)
+        report_unreadable("<stdin>" if name == "-" else name, why)
         return None
 
 
-def tell_unread(name: str, why: str) -> None:
+def report_unreadable(name: str, why: str) -> None:
     click.echo(f"{escaped(name)}: {escaped(why)}", err=True)
 
 
-def tell(problem: Problem, *, as_json: bool = False) -> None:
+def print_problem(problem: Problem, *, as_json: bool = False) -> None:
     if as_json:
         import json
 
@@ -163,21 +163,21 @@ def _colour() -> bool | None:
     return False if os.environ.get("NO_COLOR") else None
 
 
-def _many(count: int, what: str) -> str:
+def _plural(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def declared(files: tuple[str, ...], tenant: str = "") -> list[AnyObject]:
+def read_manifests(files: tuple[str, ...], tenant: str = "") -> list[AnyObject]:
     """In the order of the files. Every problem is told as `remit validate` tells it, and then nothing is answered.
 
     With a `tenant`, what belongs to another is refused: who says whose things are meant should not touch others'.
     """
-    found = found_files(files)
+    found = find_manifest_files(files)
     things: dict[str, AnyObject] = {}
     whence: dict[str, str] = {}
     unread, problems = len(found.unread), 0
     for name, why in found.unread.items():
-        tell_unread(name, why)
+        report_unreadable(name, why)
     for name in found.files:
         data = read_bytes(name)
         if data is None:
@@ -186,19 +186,19 @@ def declared(files: tuple[str, ...], tenant: str = "") -> list[AnyObject]:
         manifests = read(data, "<stdin>" if name == "-" else name)
         problems += len(manifests.problems)
         for problem in manifests.problems:
-            tell(problem)
+            print_problem(problem)
         for thing in manifests.objects:
-            problems += _twice(whence, key(thing), name)
+            problems += _report_duplicate(whence, key(thing), name)
             things[key(thing)] = thing
     if unread or problems:
         click.echo("nothing was sent: mend this first", err=True)
         sys.exit(MISUSE if unread else PROBLEMS)
     if tenant:
-        _check_owner(things.values(), tenant)
+        _check_tenant(things.values(), tenant)
     return list(things.values())
 
 
-def _twice(whence: dict[str, str], path: str, file: str) -> int:
+def _report_duplicate(whence: dict[str, str], path: str, file: str) -> int:
     first = whence.setdefault(path, file)
     if first == file:
         return 0
@@ -206,7 +206,7 @@ def _twice(whence: dict[str, str], path: str, file: str) -> int:
     return 1
 
 
-def _check_owner(things: object, tenant: str) -> None:
+def _check_tenant(things: object, tenant: str) -> None:
     for thing in things:  # type: ignore[attr-defined]
         owner = thing.metadata.tenant
         if owner and owner != tenant:
@@ -215,7 +215,7 @@ def _check_owner(things: object, tenant: str) -> None:
             )
 
 
-def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def _complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """For the shell: the kinds that begin like this, in whatever case."""
     from remit.model.manifests.json_schema import SUMMARIES
 
@@ -231,7 +231,7 @@ def _kinds(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
         "# yaml-language-server: $schema=.remit.json      as the first line of a manifest",
     )
 )
-@click.argument("kind", required=False, shell_complete=_kinds)
+@click.argument("kind", required=False, shell_complete=_complete_kind)
 @click.option("--all", "all_kinds", is_flag=True, help="One schema for every kind, chosen by its `kind`.")
 def schema(kind: str | None, all_kinds: bool) -> None:
     """Print the JSON Schema of a KIND, for editors; without one, list the kinds."""

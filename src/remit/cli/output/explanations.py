@@ -1,8 +1,8 @@
-"""Prints explanations: wording of reasons, changes, funnels.
+"""Prints explanations of replicas and workloads, and words their parts: funnels, remedies, preemption, quota.
 
-Words only; what is printed where is in explain_shown.py and capacity.py.
-
-Lines for a terminal, never wider than it; what they say is found elsewhere.
+The server or `remit.proposal.explain` computes an explanation; this module only words it. Lines are wrapped to the width of
+the terminal. `remit explain`, `describe`, `capacity` and `apply` share these texts, so that one fact reads the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -39,53 +39,57 @@ from remit.proposal.explain.result_types import (
 from remit.proposal.queue.backlog import RETRY_MS_MAX
 
 PASSED: Final = {
-    "node-health": "ready",
-    "takes-work": "open",
-    "place": "in place",
-    "policy": "allowed",
-    "taints": "tolerated",
+    "ready": "ready",
+    "takes-work": "schedulable",
+    "place": "placement matches",
+    "policy": "policy allows",
+    "taints": "taints tolerated",
     "labels": "labels match",
-    "resources": "room",
+    "resources": "capacity",
     "devices": "free devices",
-    "device-shares": "free share",
-    "spread": "even",
-    "affinity": "beside",
-    "anti-affinity": "apart",
-    "shunned": "not shunned",
-    "overrides": "not overridden",
+    "device-shares": "free device share",
+    "spread": "spread kept",
+    "affinity": "affinity met",
+    "anti-affinity": "anti-affinity met",
+    "shunned": "peers' anti-affinity met",
+    "overrides": "no override",
 }
-"""By filter, what the nodes are that it lets pass."""
+"""By filter name: the label of the nodes that passed it, in the funnel line."""
 
 EASED: Final = {
     "place": "placement.regions, zones or pools allow another place",
     "policy": "the policy allows another place",
-    "taints": "it tolerates the taint, or the taint is lifted",
-    "labels": "nodeSelector or expressions are dropped, or a node is labelled",
-    "spread": "topologySpread is loosened (ScheduleAnyway)",
-    "affinity": "affinity is dropped, or what it must be near is placed",
-    "anti-affinity": "antiAffinity is dropped",
-    "shunned": "those that keep away from it drop their antiAffinity",
-    "overrides": "the overrides that keep it away end",
+    "taints": "it tolerates the taint, or the taint is removed",
+    "labels": "nodeSelector or expressions are removed, or a node is labelled",
+    "spread": "topologySpread is relaxed (ScheduleAnyway)",
+    "affinity": "affinity is removed, or a matching replica is placed",
+    "anti-affinity": "antiAffinity is removed",
+    "shunned": "the replicas with antiAffinity to it drop that antiAffinity",
+    "overrides": "the overrides that exclude it end",
 }
-"""By filter, what would have to be done for it to be no longer in the way."""
+"""By filter name: the change after which the filter no longer rejects the replica. It completes a sentence that begins with
+"if".
+"""
 
 STANDS_IN: Final = {
-    "priority": "nobody of lower priority runs where it could stand",
-    "class": "its priority class preempts nobody",
-    "gang": "a gang pushes nobody aside",
-    "quota": "its quota comes first",
-    "place": "room is not what it lacks",
-    "protected": "minAvailable protects those who would have to go",
-    "little": "even without all lower work it would not fit",
-    "most": "no more were looked for",
-    "none": "every node takes work already, and no pool may grow",
-    "soft": "nodes that take no work now, or that pools may bring, would not fit it either",
+    "priority": "no replica of lower priority runs on a node where it could run",
+    "class": "its priority class does not preempt",
+    "gang": "gangs do not preempt",
+    "quota": "quota is exhausted, so freed capacity would not help",
+    "place": "no node is rejected only for lack of capacity",
+    "protected": "minAvailable protects the replicas that would have to be evicted",
+    "little": "it would not fit even if all lower-priority replicas were evicted",
+    "most": "the search stopped at its limit",
+    "none": "all nodes are schedulable already, and no pool may grow",
+    "soft": "it would not fit on unschedulable nodes or on nodes that pools may add either",
 }
-"""By word of `Preemption.why` and of capacity, why not."""
+"""By code of `PreemptionExplanation.why`, and of the reclaimable and soft capacity: why preemption or more capacity is
+impossible.
+"""
 
 
 def funnel_line(passage: FilterFunnel, quota: QuotaExplanation | None = None) -> str:
-    """`nodes 120 -> ready 118 -> room 3`; each number is what is left of the one before it."""
+    """Formats a funnel as `nodes 120 -> ready 118 -> capacity 3`. Each number counts the nodes that passed all filters so far."""
     parts = [f"nodes {passage.nodes}", *(f"{PASSED.get(step.filter, step.filter)} {step.left}" for step in passage.steps)]
     if quota is not None and quota.covers < quota.wanted:
         parts.append(f"quota {quota.covers}" + (f" of {quota.wanted}" if quota.wanted > 1 else ""))
@@ -102,7 +106,7 @@ def nearest_words(nearest: NearestNodeExplanation) -> str:
 
 
 def unblock_words(unblock: Remedy) -> str:
-    """All of its changes in one line, and where it would fit then."""
+    """Formats all changes of a remedy in one line, with the nodes on which the replica fits afterwards."""
     said = ", and ".join(change_words(change) for change in unblock.changes)
     named = ", ".join(unblock.nodes)
     others = f" and {unblock.fits - len(unblock.nodes)} more" if unblock.fits > len(unblock.nodes) > 0 else ""
@@ -112,7 +116,7 @@ def unblock_words(unblock: Remedy) -> str:
 def change_words(change: Change) -> str:
     match change.kind:
         case "quota":
-            return f"the quota {change.what} grows by {change.amount}"
+            return f"quota {change.what} grows by {change.amount}"
         case "grant":
             return f"grant {change.what} is renewed"
         case "tenant":
@@ -122,12 +126,12 @@ def change_words(change: Change) -> str:
         case "override":
             return f"override {change.what} ends"
         case "members":
-            return f"there {_are(change.count)} {many(change.count, 'more replica')} of the gang"
+            return f"the gang has {many(change.count, 'more replica')}"
         case "grow":
             models = f" ({' or '.join(change.models)})" if change.models else ""
             return f"node {change.what} grows by {change.amount}{models}"
         case "shrink":
-            return f"it asks for {change.amount} less"
+            return f"it requests {change.amount} less"
         case "nodes":
             return f"there {_are(change.count)} {many(change.count, 'more node')} like {change.what}"
         case "filter":
@@ -152,18 +156,18 @@ def _eased_words(change: Change) -> str:
 def preemption_words(preemption: PreemptionExplanation) -> str:
     victims = ", ".join(f"{one.replica} (priority {one.priority})" for one in preemption.victims)
     if preemption.possible:
-        return f"{victims} on {preemption.node}, at the scheduler's next turn"
+        return f"{victims} on {preemption.node}, in the scheduler's next cycle"
     return STANDS_IN.get(preemption.why, preemption.why) + (f": {victims} on {preemption.node}" if victims else "")
 
 
 def quota_words(quota: QuotaExplanation) -> str:
     if quota.dead:
-        return f"{quota.ledger} is dead ({quota.dead})"
+        return f"nothing can be charged to {quota.ledger} ({quota.dead})"
     left = {name: count for name, count in quota.left if name in dict(quota.charge.pairs)}
     lacking = [name for name, _ in quota.charge if name not in left]
     told = str(Amount(left)) if left else ""
     none = ", ".join(f"no {name.removeprefix('devices/')}" for name in lacking)
-    return f"{quota.ledger} has {', '.join(part for part in (told, none) if part) or 'nothing'} left; one takes {quota.charge}"
+    return f"{quota.ledger} has {', '.join(part for part in (told, none) if part) or 'nothing'} left; one replica needs {quota.charge}"
 
 
 def many(count: int, what: str) -> str:
@@ -179,7 +183,9 @@ def listed(names: Sequence[str]) -> str:
 
 
 def age_words(at: str, wall: str) -> str:
-    """How long ago, by the wall clocks of two processes: for people only. Nothing, if it is not known or lies ahead."""
+    """How long ago `at` was. Both times come from wall clocks of possibly different machines, so the result is for display
+    only. Empty if `at` is unknown or in the future.
+    """
     try:
         ms = int((datetime.fromisoformat(wall) - datetime.fromisoformat(at)).total_seconds() * 1000)
     except ValueError:
@@ -190,7 +196,7 @@ def age_words(at: str, wall: str) -> str:
 
 
 def clock_words(at: str) -> str:
-    """The time of day of a wall clock's instant."""
+    """The time of day (HH:MM:SS) of an ISO 8601 timestamp."""
     return at[11:19] if len(at) > 19 else at
 
 
@@ -212,7 +218,7 @@ def show(console: Console, told: ReplicaExplanation | WorkloadExplanation, *, ve
 
 
 def line(console: Console, lead: str, text: str | Text, style: str = "") -> None:
-    """`text`, wrapped and hung behind `lead`."""
+    """Prints `text` behind the label `lead`, wrapped with a hanging indent."""
     first = Text(f"{lead}:" if lead else "", style="bold")
     first.pad_right(max(1, INDENT - first.cell_len))
     made = text if isinstance(text, Text) else Text(escaped(text), style=style)
@@ -226,8 +232,8 @@ def line(console: Console, lead: str, text: str | Text, style: str = "") -> None
 
 def _workload(console: Console, told: WorkloadExplanation, verbose: bool, wall: str) -> None:
     console.print(Text.assemble(("workload ", ""), (f"{told.tenant}/{told.name}", "bold")), soft_wrap=True)
-    missing = f"; {told.missing:,} not made yet" if told.missing else ""
-    line(console, "progress", f"{counted(told.stages)} of {told.wanted:,} wanted{missing}")
+    missing = f"; {told.missing:,} not created yet" if told.missing else ""
+    line(console, "progress", f"{counted(told.stages)} of {told.wanted:,} desired{missing}")
     for number, group in enumerate(told.groups):
         if number and not verbose:
             line(console, "", f"{many(group.count, 'more')} of generation {group.generation}: {group.waits.reason or 'now'}")
@@ -237,16 +243,16 @@ def _workload(console: Console, told: WorkloadExplanation, verbose: bool, wall: 
     if not told.groups:
         line(console, "limited by", _limit_words(told.limit, told.detail))
     if told.unattended:
-        line(console, "nobody acts", told.unattended, BAD)
+        line(console, "not running", told.unattended, BAD)
 
 
 def _limit_words(limit: str, detail: str) -> str:
     if not limit:
-        return f"nothing: {detail or 'it is where it should be'}"
+        return f"nothing: {detail or 'it is in its desired state'}"
     if detail:
         return f"{limit}: {detail}"
     if limit == "missing":
-        return "replicas that are not made yet; who looks after workloads makes them"
+        return "replicas that are not created yet; the workload controller creates them"
     return _phase_words(Phase(limit))
 
 
@@ -255,7 +261,7 @@ def _phase_words(phase: Phase) -> str:
     if wait is None:
         return f"{phase}"
     limit = format_duration(wait.limit_ms) if wait.limit_ms else "the workload's fence"
-    return f"{phase} may last {limit}; then {wait.role} takes it on by `{wait.transition}`"
+    return f"{phase} may last {limit}; after that the {wait.role} role performs `{wait.transition}`"
 
 
 # -- a replica -----------------------------------------------------------------------------------------------------------------
@@ -273,17 +279,17 @@ def _replica(console: Console, told: ReplicaExplanation, verbose: bool, wall: st
         return
     ago = age_words(told.since, wall)
     on = f" on {told.node}" if told.node else ""
-    line(console, "stands", Text.assemble((f"{told.phase}{on}", "bold green"), f" for {ago}" if ago else ""))
+    line(console, "state", Text.assemble((f"{told.phase}{on}", "bold green"), f" for {ago}" if ago else ""))
     if told.phase in PHASE_TIMEOUTS:
         line(console, "", _phase_words(Phase(told.phase)))
     if told.said:
-        line(console, "meanwhile", told.said)
+        line(console, "agent report", told.said)
     if told.result or told.reason:
-        line(console, "because", " ".join(part for part in (told.result, told.reason) if part))
+        line(console, "reason", " ".join(part for part in (told.result, told.reason) if part))
     if told.victims:
         gone = sum(told.victims.values())
         waits = listed([name.removeprefix("replica/") for name, left in told.victims.items() if not left])
-        line(console, "reserved", f"{gone} of {len(told.victims)} victims have gone; still there: {waits}")
+        line(console, "reserved", f"{gone} of {len(told.victims)} victims are released; not released yet: {waits}")
     if told.grants:
         devices = f"; devices {', '.join(sorted(told.devices))}" if told.devices else ""
         line(console, "charged to", ", ".join(told.grants) + devices)
@@ -293,29 +299,29 @@ def _replica(console: Console, told: ReplicaExplanation, verbose: bool, wall: st
 
 def _chosen(console: Console, told: ReplicaExplanation, chosen: PlacementExplanation | None, verbose: bool, wall: str) -> None:
     if chosen is None:
-        line(console, "why here", f"the decision is no longer kept; --node {told.node} says whether it would fit there now")
+        line(console, "why here", f"the decision is no longer stored; --node {told.node} shows whether it would fit there now")
         return
     others = chosen.passage.fits - 1
     first = next((one for one in chosen.candidates if one.node == told.node), None)
     if first is None:
-        ahead = f"of {many(chosen.passage.fits, 'node')} that fit; those ahead before its like were placed were:"
+        ahead = f"one of {many(chosen.passage.fits, 'node')} that fit; the best ones before the replicas of the same batch were placed:"
     else:
         ahead = f"the best of {many(chosen.passage.fits, 'node')} that fit" if others > 0 else "the only node that fits"
     line(console, "why here", ahead)
     _candidates(console, chosen.candidates, told.node)
     line(console, "", funnel_line(chosen.passage))
     if chosen.victims:
-        line(console, "pushed aside", listed([name.removeprefix("replica/") for name in chosen.victims]))
+        line(console, "preempted", listed([name.removeprefix("replica/") for name in chosen.victims]))
     age = age_words(chosen.at, wall)
     policy = f"policy {chosen.policy}" if chosen.policy else "no policy"
-    seen = f"revision {chosen.seen}, {chosen.age_ms} ms old then; {policy}; overrides {listed(chosen.overrides)}"
-    line(console, "was seen", seen)
+    seen = f"revision {chosen.seen}, {chosen.age_ms} ms old at the decision; {policy}; overrides {listed(chosen.overrides)}"
+    line(console, "decided on", seen)
     answer = next((one for one in reversed(told.history) if one.by == "authority" and "accepted" in one.said), None)
     if answer is not None:
-        line(console, "answer", f"{answer.said} at revision {answer.revision}" + (f", {age} ago" if age else ""))
+        line(console, "verdict", f"{answer.said} at revision {answer.revision}" + (f", {age} ago" if age else ""))
     refused = [one for one in told.history if one.by == "authority" and one.reason]
     waited = [one for one in told.history if one.by == "scheduler" and one.said == "waiting"]
-    before = f"refused {many(len(refused), 'time')}, waited {many(len(waited), 'time')} before"
+    before = f"refused {many(len(refused), 'time')}, pending {many(len(waited), 'time')} before"
     line(console, "attempts", f"attempt {chosen.attempt}; {before}{_reasons([*refused, *waited])}")
     if verbose:
         line(console, "ledger", f"{chosen.grant or 'none'} had {chosen.left} left")
@@ -326,7 +332,8 @@ def _reasons(told: Sequence[HistoryEntry]) -> str:
     return f" ({', '.join(names)})" if names else ""
 
 
-# -- what waits ----------------------------------------------------------------------------------------------------------------
+# -- pending replicas
+# -----------------------------------------------------------------------------------------------------------
 
 
 def _waits(
@@ -349,7 +356,7 @@ def _waits(
         "  verdict=",
         (_verdict(waits), style),
     )
-    line(console, "waits", Text.assemble(name, "  ", head))
+    line(console, "replica", Text.assemble(name, "  ", head))
     line(console, "", _why(waits))
     line(console, "nodes", funnel_line(waits.passage, waits.quota))
     if waits.gang is not None:
@@ -357,7 +364,7 @@ def _waits(
         line(
             console,
             "gang",
-            f"{gang.min} must be bound at once: {gang.fits} of {gang.waiting} that wait would fit now, {gang.standing} stand",
+            f"{gang.min} must be bound at once: {gang.fits} of {gang.waiting} pending replicas fit now, {gang.standing} are placed",
         )
     if waits.nearest is not None:
         line(console, "nearest fit", nearest_words(waits.nearest))
@@ -366,36 +373,40 @@ def _waits(
     for number, unblock in enumerate(waits.unblocks):
         line(console, "" if number else "unblocks", f"{'if' if not number else 'or if'} {unblock_words(unblock)}")
     if waits.verdict != "now" and not waits.unblocks:
-        line(console, "unblocks", "no small change that was tried would do")
+        line(console, "unblocks", "none of the small changes that were tried would be enough")
     if waits.preemption is not None:
         line(console, "preempts", preemption_words(waits.preemption))
     if waits.verdict != "now":
-        line(console, "tried again", _again(waits, history, wall))
+        line(console, "next attempt", _again(waits, history, wall))
     if verbose:
         line(console, "quota", quota_words(waits.quota))
         _funnel(console, waits.passage)
 
 
 def _verdict(waits: PendingExplanation) -> str:
-    return {"now": "now", "not-now": 'not-now (not "never")', "never": "never (as declared now)"}[waits.verdict]
+    return {"now": "now", "not-now": 'not-now (not "never")', "never": "never (with the cluster as declared now)"}[
+        waits.verdict
+    ]
 
 
 def _why(waits: PendingExplanation) -> str:
     if waits.verdict == "now":
         first = waits.candidates[0].node if waits.candidates else "a node"
-        return f"nothing stands in its way: it would go to {first} at its turn"
+        return f"nothing prevents its placement: the next cycle would place it on {first}"
     return f"{waits.meaning}; {waits.detail}"
 
 
 def _again(waits: PendingExplanation, history: Sequence[HistoryEntry], wall: str) -> str:
-    """At the latest so long after its last attempt, or when what it waits for happens. The times are of wall clocks."""
-    sooner = f"sooner when this changes: {', '.join(waits.cures)} ({waits.cure})"
+    """When the next attempt is due: at most RETRY_MS_MAX after the last one, or earlier after an unblock event. The times come
+    from wall clocks.
+    """
+    sooner = f"earlier when this changes: {', '.join(waits.cures)} ({waits.cure})"
     last = next((one for one in reversed(history) if one.by == "scheduler" and one.at), None)
     if last is None:
-        return f"by {format_duration(RETRY_MS_MAX)} after its last attempt, of which nothing is kept; {sooner}"
+        return f"at most {format_duration(RETRY_MS_MAX)} after its last attempt, which is no longer recorded; {sooner}"
     until = datetime.fromisoformat(last.at) + timedelta(milliseconds=RETRY_MS_MAX)
     if until < datetime.fromisoformat(wall):
-        return f"it was to be by {until:%H:%M:%S} UTC, and nothing is recorded of it: is a scheduler running? {sooner}"
+        return f"was due by {until:%H:%M:%S} UTC, but none is recorded; check that a scheduler is running (`remit status`); {sooner}"
     return f"by {until:%H:%M:%S} UTC at the latest; {sooner}"
 
 
@@ -406,7 +417,7 @@ def _candidates(console: Console, candidates: Iterable[DecisionCandidate], chose
 
 
 def _funnel(console: Console, passage: FilterFunnel) -> None:
-    """Every step, and that it adds up."""
+    """Prints the rejected nodes of every filter, and the sum, so that a reader can check that no node is missing."""
     for step in passage.steps:
         why = step.meaning or (REFUSALS[Code(step.reason)].meaning if step.reason else "of a plug-in")
         line(console, "", f"{step.refused:>7,} refused by {step.filter}: {why}")
@@ -422,11 +433,11 @@ def _node(console: Console, there: NodeFitExplanation, here: NodeFitExplanation 
         line(console, f"on {there.node}", Text("it would fit there now", style="green"))
         line(console, "", f"score {there.score} ({_parts(there.parts)})")
         if here is not None and here.fits and here.node != there.node:
-            line(console, "", f"where it is, on {here.node}: score {here.score} ({_parts(here.parts)})")
+            line(console, "", f"on its current node {here.node}: score {here.score} ({_parts(here.parts)})")
         return
-    line(console, f"on {there.node}", Text(f"it breaks {many(len(there.broken), 'rule')} there now", style="yellow"))
+    line(console, f"on {there.node}", Text(f"it violates {many(len(there.broken), 'rule')} there now", style="yellow"))
     for one in there.broken:
-        line(console, "", f"{one.filter}: {one.meaning} (cure: {one.cure})")
+        line(console, "", f"{one.filter}: {one.meaning} (fix: {one.cure})")
     if there.lacks:
         line(console, "", f"it lacks {there.lacks}")
 
@@ -451,4 +462,4 @@ def _history(console: Console, history: Sequence[HistoryEntry]) -> None:
             f"{clock_words(one.at) or '-'}  {one.revision}  {one.by} {one.said}{reason}{detail}",
         )
     if len(history) > len(shown):
-        line(console, "", f"and {len(history) - len(shown)} before; -o json has up to {len(history)}")
+        line(console, "", f"and {len(history) - len(shown)} earlier ones; -o json lists up to {len(history)}")

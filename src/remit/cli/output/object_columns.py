@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from remit.cli.output.console import BAD, FAINT, GOOD, UNSURE, Cell, Cells, Column
-from remit.cli.session.workload_progress import Progress, Why, condition_of, stage_words, why_waits
+from remit.cli.session.workload_progress import PendingReason, ProgressSummary, condition_of, format_stages, pending_reason
 from remit.model.identity import AUDIENCES, Token
 from remit.model.kinds import Allotment, Node, NodeHealth, NodePool, Override, Policy, PriorityClass, Region, Tenant, Workload
 from remit.model.metadata import Metadata
@@ -54,8 +54,8 @@ _DRAINS: Final = {"Empty": "it is empty", "Draining": "it is being emptied", "De
 class Around(NamedTuple):
     """What is known besides the object itself; each may be missing, and is then shown as not known."""
 
-    progress: Mapping[tuple[str, str], Progress] = {}
-    reasons: Mapping[tuple[str, str], Why] = {}
+    progress: Mapping[tuple[str, str], ProgressSummary] = {}
+    reasons: Mapping[tuple[str, str], PendingReason] = {}
     nodes: Mapping[str, NodeTop] = {}
     replicas: Mapping[tuple[str, str], ReplicaTop] = {}
     wall: str = ""
@@ -101,7 +101,7 @@ def _workload(thing: Workload, around: Around) -> Cells:
     style = GOOD if found.arrived >= found.wanted and not found.limit else UNSURE
     limit = f"{found.limit}{': ' if found.detail else ''}{found.detail}" if found.limit else NONE
     never = BAD if found.never else UNSURE if found.limit else ""
-    return spec.type, Cell(f"{found.arrived}/{found.wanted}", style), stage_words(found), Cell(limit, never), *tail
+    return spec.type, Cell(f"{found.arrived}/{found.wanted}", style), format_stages(found), Cell(limit, never), *tail
 
 
 _NOT_READY: Final = (Phase.STARTING, Phase.RUNNING)
@@ -110,7 +110,7 @@ _NOT_READY: Final = (Phase.STARTING, Phase.RUNNING)
 def _replica(thing: Replica, around: Around) -> Cells:
     meta, spec, status = thing.metadata, thing.spec, thing.status
     top = around.replicas.get((meta.tenant, meta.name))
-    why = why_waits(thing, around.reasons) if status.phase is Phase.PENDING else None
+    why = pending_reason(thing, around.reasons) if status.phase is Phase.PENDING else None
     if why is not None:
         reason = Cell(f"{why.reason}{': ' if why.detail else ''}{why.detail}", BAD if why.never else UNSURE)
     elif status.phase is Phase.PENDING and not status.reason:

@@ -29,8 +29,8 @@ from remit.cli.output.object_columns import (
 )
 from remit.cli.output.object_list import Found, in_order, or_none, surroundings
 from remit.cli.output.serialization import plain
-from remit.cli.session.object_lookup import find, tenant_of
-from remit.cli.session.workload_progress import stage_words
+from remit.cli.session.object_lookup import get_object, tenant_of
+from remit.cli.session.workload_progress import format_stages
 from remit.model.kinds import Node, Workload
 from remit.model.metadata import Condition
 from remit.model.objects import AnyObject, dec_hook
@@ -39,8 +39,8 @@ from remit.model.records import Phase, Replica
 from remit.world.clock import BootClock
 
 if TYPE_CHECKING:
-    from remit.cli.session.kind_names import Meant
-    from remit.cli.session.server_call import Asked
+    from remit.cli.session.kind_names import ObjectRef
+    from remit.cli.session.server_call import CommandContext
     from remit.client.api import Api
     from remit.model.wire.api_types import HistoryEvent
 
@@ -52,15 +52,15 @@ _AGAINST: Final = ("Failed",)
 """Conditions that are bad if they are true."""
 
 
-async def show(api: Api, asked: Asked, things: Sequence[Meant]) -> None:
+async def show(api: Api, asked: CommandContext, things: Sequence[ObjectRef]) -> None:
     for number, thing in enumerate(things):
         if number:
             sys.stdout.write("\n")
         await _show(api, asked, thing)
 
 
-async def _show(api: Api, asked: Asked, thing: Meant) -> None:
-    found: AnyObject = await find(api, asked, thing)
+async def _show(api: Api, asked: CommandContext, thing: ObjectRef) -> None:
+    found: AnyObject = await get_object(api, asked, thing)
     account = await or_none(api.account(account_path(asked, thing), limit=EVENTS_SHOWN)) or ()
     to, wall = console(), BootClock().wall()
     _head(to, found, account, wall)
@@ -114,7 +114,7 @@ async def _workload(api: Api, to: Console, thing: Workload) -> None:
     listed = await api.list(Replica, tenant=meta.tenant, fields=f"spec.workload={meta.name}")
     around = await surroundings(api, Found("Workload", [thing], whole=False))
     found = around.progress[meta.tenant, meta.name]
-    field(to, "progress", f"{found.arrived} of {found.wanted} ready; {stage_words(found)}", GOOD if found.settled else UNSURE)
+    field(to, "progress", f"{found.arrived} of {found.wanted} ready; {format_stages(found)}", GOOD if found.settled else UNSURE)
     if found.limit:
         field(to, "limited by", found.limit + (f": {found.detail}" if found.detail else ""), BAD if found.never else UNSURE)
     if listed.items:

@@ -15,9 +15,9 @@ import msgspec
 from remit.cli.output.console import Sheet, console
 from remit.cli.output.object_columns import Around, columns_of, endpoint_columns, endpoint_row, row_of
 from remit.cli.output.serialization import json_text, manifest_text, plain
-from remit.cli.session.kind_names import ENDPOINTS, Meant, is_owned, many_word
-from remit.cli.session.object_lookup import class_of, find, said_path
-from remit.cli.session.workload_progress import progress, why_pending
+from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped, plural_name
+from remit.cli.session.object_lookup import class_of, display_name, get_object
+from remit.cli.session.workload_progress import pending_reasons, summarize_progress
 from remit.client.api_caller import ApiError
 from remit.model.kinds import Workload
 from remit.model.objects import encode
@@ -28,7 +28,7 @@ from remit.model.wire.api_types import EndpointItem
 from remit.world.clock import BootClock
 
 if TYPE_CHECKING:
-    from remit.cli.session.server_call import Asked
+    from remit.cli.session.server_call import CommandContext
     from remit.client.api import Api
 
 TABLES: Final = ("table", "wide")
@@ -54,7 +54,7 @@ class Found(NamedTuple):
     """All of the kind that match, and not some by their names."""
 
 
-async def show(api: Api, asked: Asked, kinds: Sequence[str], things: Sequence[Meant], wish: Wish) -> None:
+async def show(api: Api, asked: CommandContext, kinds: Sequence[str], things: Sequence[ObjectRef], wish: Wish) -> None:
     found = await _named(api, asked, things) if things else [await listing(api, asked, kind, wish) for kind in kinds]
     found = [one._replace(items=in_order(one.items, wish.sort_by)) for one in found]
     if wish.output == "json":
@@ -70,31 +70,31 @@ async def show(api: Api, asked: Asked, kinds: Sequence[str], things: Sequence[Me
         await _tables(api, asked, found, wish)
 
 
-async def listing(api: Api, asked: Asked, kind: str, wish: Wish) -> Found:
+async def listing(api: Api, asked: CommandContext, kind: str, wish: Wish) -> Found:
     if kind == ENDPOINTS:
         if wish.labels or wish.fields:
             raise click.UsageError("endpoints have neither labels nor fields to select by")
         listed = await api.endpoints(tenant=asked.tenant)
         return Found(kind, list(listed.items), listed.revision)
-    tenant = asked.tenant if is_owned(kind) else ""
+    tenant = asked.tenant if is_tenant_scoped(kind) else ""
     found = await api.list(class_of(kind), tenant=tenant, labels=wish.labels, fields=wish.fields)
     return Found(kind, list(found.items), found.revision)
 
 
-async def _named(api: Api, asked: Asked, things: Sequence[Meant]) -> list[Found]:
+async def _named(api: Api, asked: CommandContext, things: Sequence[ObjectRef]) -> list[Found]:
     by_kind: dict[str, list[Any]] = {}
     for thing in things:
-        by_kind.setdefault(thing.kind, []).append(await find(api, asked, thing))
+        by_kind.setdefault(thing.kind, []).append(await get_object(api, asked, thing))
     return [Found(kind, items, whole=False) for kind, items in by_kind.items()]
 
 
 # -- what is printed -----------------------------------------------------------------------------------------------------------
 
 
-def name_of(thing: Any, asked: Asked) -> str:
+def name_of(thing: Any, asked: CommandContext) -> str:
     if isinstance(thing, EndpointItem):
-        return said_path(asked, ENDPOINTS, thing.replica, thing.tenant)
-    return said_path(asked, type(thing).__name__, thing.metadata.name, thing.metadata.tenant)
+        return display_name(asked, ENDPOINTS, thing.replica, thing.tenant)
+    return display_name(asked, type(thing).__name__, thing.metadata.name, thing.metadata.tenant)
 
 
 def _yaml(thing: Any) -> str:
@@ -103,7 +103,7 @@ def _yaml(thing: Any) -> str:
     return yaml_text(plain(thing)) if isinstance(thing, EndpointItem) else manifest_text(thing)
 
 
-def _document(found: Sequence[Found], things: Sequence[Meant]) -> Any:
+def _document(found: Sequence[Found], things: Sequence[ObjectRef]) -> Any:
     """One object, if one was named; a list of one kind, as the API gives it; or a list of several kinds."""
     if len(things) == 1:
         return plain(found[0].items[0])
@@ -114,24 +114,24 @@ def _document(found: Sequence[Found], things: Sequence[Meant]) -> Any:
     return {"apiVersion": "remit/v1", "kind": kind, "metadata": metadata, "items": items}
 
 
-async def _tables(api: Api, asked: Asked, found: Sequence[Found], wish: Wish) -> None:
+async def _tables(api: Api, asked: CommandContext, found: Sequence[Found], wish: Wish) -> None:
     shown = [one for one in found if one.items]
     for number, one in enumerate(shown):
         if number:
             sys.stdout.write("\n")
         await _table(api, asked, one, wish, prefixed=len(found) > 1)
     if not shown:
-        whose = "" if asked.everyone or not any(is_owned(one.kind) for one in found) else f" of tenant {asked.tenant}"
-        click.echo(f"there are no {' or '.join(many_word(one.kind) for one in found)}{escaped(whose)}", err=True)
+        whose = "" if asked.everyone or not any(is_tenant_scoped(one.kind) for one in found) else f" of tenant {asked.tenant}"
+        click.echo(f"there are no {' or '.join(plural_name(one.kind) for one in found)}{escaped(whose)}", err=True)
 
 
-async def _table(api: Api, asked: Asked, found: Found, wish: Wish, *, prefixed: bool) -> None:
+async def _table(api: Api, asked: CommandContext, found: Found, wish: Wish, *, prefixed: bool) -> None:
     wide = wish.output == "wide"
     if found.kind == ENDPOINTS:
         sheet = Sheet(console(), endpoint_columns(everyone=asked.everyone), wide=wide, heads=wish.heads)
         sheet.show(endpoint_row(item, everyone=asked.everyone) for item in found.items)
         return
-    everyone = asked.everyone and is_owned(found.kind)
+    everyone = asked.everyone and is_tenant_scoped(found.kind)
     around = await surroundings(api, found)
     sheet = Sheet(console(), columns_of(found.kind, everyone=everyone), wide=wide, heads=wish.heads)
     sheet.show(row_of(thing, around, everyone=everyone, prefixed=prefixed) for thing in found.items)
@@ -146,7 +146,7 @@ async def surroundings(api: Api, found: Found) -> Around:
         return Around(progress=await _progress(api, found.items, tenant, whole=found.whole), wall=wall)
     if found.kind == "Replica":
         waits = any(one.status.phase is Phase.PENDING for one in found.items)
-        reasons = why_pending(await decisions_of(api, tenant)) if waits else {}
+        reasons = pending_reasons(await decisions_of(api, tenant)) if waits else {}
         tops = await or_none(api.top_replicas(tenant=tenant))
         return Around(reasons=reasons, replicas={(one.tenant, one.replica): one for one in tops or ()}, wall=wall)
     if found.kind == "Node":
@@ -173,11 +173,11 @@ def progress_of(
     by_workload: dict[tuple[str, str], list[Replica]] = {}
     for one in replicas:
         by_workload.setdefault((one.metadata.tenant, one.spec.workload), []).append(one)
-    reasons = why_pending(decisions)
+    reasons = pending_reasons(decisions)
     found = {}
     for workload in workloads:
         key = workload.metadata.tenant, workload.metadata.name
-        found[key] = progress(workload, by_workload.get(key, []), reasons)
+        found[key] = summarize_progress(workload, by_workload.get(key, []), reasons)
     return found
 
 

@@ -17,9 +17,9 @@ from remit.cli.output.console import FAINT, Cell, Cells, Sheet, console
 from remit.cli.output.object_columns import AGE, Around, columns_of, endpoint_columns, endpoint_row, row_of
 from remit.cli.output.object_list import Found, Wish, decisions_of, in_order, name_of, progress_of, surroundings
 from remit.cli.output.serialization import plain, spelt
-from remit.cli.session.kind_names import ENDPOINTS, Meant, is_owned
+from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped
 from remit.cli.session.object_lookup import class_of
-from remit.cli.session.workload_progress import progress
+from remit.cli.session.workload_progress import summarize_progress
 from remit.client.api import Changed, Deleted, Synced
 from remit.model.kinds import Workload
 from remit.model.objects import encode
@@ -29,13 +29,13 @@ from remit.model.wire.api_types import WatchLine
 from remit.world.clock import BootClock
 
 if TYPE_CHECKING:
-    from remit.cli.session.server_call import Asked
+    from remit.cli.session.server_call import CommandContext
     from remit.client.api import Api
 
 Key = tuple[str, str]
 
 
-async def show_watch(api: Api, asked: Asked, kinds: Sequence[str], things: Sequence[Meant], wish: Wish) -> None:
+async def show_watch(api: Api, asked: CommandContext, kinds: Sequence[str], things: Sequence[ObjectRef], wish: Wish) -> None:
     """For ever; whoever has seen enough interrupts it."""
     kind = kinds[0] if kinds else things[0].kind
     rows = _Rows(api, asked, kind, {thing.name for thing in things}, wish)
@@ -54,9 +54,9 @@ def _lost(why: str) -> None:
 class _Rows:
     """What was printed last of each, so that only what differs is printed."""
 
-    def __init__(self, api: Api, asked: Asked, kind: str, names: set[str], wish: Wish) -> None:
+    def __init__(self, api: Api, asked: CommandContext, kind: str, names: set[str], wish: Wish) -> None:
         self._api, self._asked, self._kind, self._names, self._wish = api, asked, kind, names, wish
-        self._everyone = asked.everyone and (kind == ENDPOINTS or is_owned(kind))
+        self._everyone = asked.everyone and (kind == ENDPOINTS or is_tenant_scoped(kind))
         self._things: dict[Key, Any] = {}
         self._replicas: dict[Key, Replica] = {}
         self._printed: dict[Key, list[str]] = {}
@@ -207,7 +207,7 @@ class _Rows:
         before = self._around.progress.get(key)
         if thing is None:
             return
-        if before is None or progress(thing, self._members({key})).stages != before.stages:
+        if before is None or summarize_progress(thing, self._members({key})).stages != before.stages:
             await self._refresh(thing)
             self._show(thing)
 

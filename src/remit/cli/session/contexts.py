@@ -20,13 +20,13 @@ from remit.model.problems import closest_name, did_you_mean, escaped, one_of, qu
 if TYPE_CHECKING:
     from remit.world.net.tls import Trust
 
-TENANT: Final = "default"
+DEFAULT_TENANT: Final = "default"
 TOKEN_BYTES_MAX: Final = 4_096
 CONFIG_BYTES_MAX: Final = 1 << 20
 CONTEXTS_MAX: Final = 1_000
 
 
-class Unconfigured(click.ClickException):
+class ContextError(click.ClickException):
     """Nobody could say which server is meant, or with what token; the message says what to do."""
 
     exit_code = 2
@@ -57,11 +57,11 @@ class Contexts(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
         if found is None:
             names = [one.name for one in self.contexts]
             cure = did_you_mean(closest_name(name, names)) or (f"there are {one_of(names)}" if names else "none is set yet")
-            raise Unconfigured(f"there is no context {quoted(name)}; {escaped(cure)}")
+            raise ContextError(f"there is no context {quoted(name)}; {escaped(cure)}")
         return found
 
 
-class Flags(NamedTuple):
+class ServerFlags(NamedTuple):
     """What was said on the command line; empty is what was not."""
 
     context: str = ""
@@ -70,8 +70,8 @@ class Flags(NamedTuple):
     tenant: str = ""
     ca_file: str = ""
 
-    def reach(self, environ: Mapping[str, str] = os.environ) -> Reach:
-        return resolve(
+    def reach(self, environ: Mapping[str, str] = os.environ) -> ServerAddress:
+        return resolve_server(
             context=self.context,
             server=self.server,
             token_file=self.token_file,
@@ -81,7 +81,7 @@ class Flags(NamedTuple):
         )
 
 
-class Reach(NamedTuple):
+class ServerAddress(NamedTuple):
     """Where to ask, with which token, and whose things are meant if nobody says. `ca_file` is empty if the system knows."""
 
     server: str
@@ -100,7 +100,7 @@ class Reach(NamedTuple):
 # -- the file ------------------------------------------------------------------------------------------------------------------
 
 
-def place(environ: Mapping[str, str] = os.environ) -> Path:
+def config_path(environ: Mapping[str, str] = os.environ) -> Path:
     """Where the file is: REMIT_CONFIG, or under the directory for configurations."""
     if named := environ.get("REMIT_CONFIG"):
         return Path(named)
@@ -108,7 +108,7 @@ def place(environ: Mapping[str, str] = os.environ) -> Path:
     return Path(base).expanduser() / "remit" / "config.yaml"
 
 
-def load(path: Path) -> Contexts:
+def load_contexts(path: Path) -> Contexts:
     """What is in the file; nothing, if there is none. Mistakes in it are told with their lines."""
     from remit.model.manifests.documents import read_documents
     from remit.model.manifests.type_checks import TypeChecker
@@ -120,7 +120,7 @@ def load(path: Path) -> Contexts:
     except FileNotFoundError:
         return Contexts()
     except OSError as error:
-        raise Unconfigured(f"{escaped(str(path))} cannot be read: {escaped(error.strerror or str(error))}") from error
+        raise ContextError(f"{escaped(str(path))} cannot be read: {escaped(error.strerror or str(error))}") from error
     if not data.strip():
         return Contexts()
     problems = Problems(str(path))
@@ -131,11 +131,11 @@ def load(path: Path) -> Contexts:
     told = problems.sorted_problems()
     if told or len(documents) != 1:
         said = "\n  ".join(str(problem) for problem in told) or f"{escaped(str(path))} has {len(documents)} documents"
-        raise Unconfigured(f"the file of contexts is not right\n  {said}\n  mend it, or move it away and begin anew")
+        raise ContextError(f"the file of contexts is not right\n  {said}\n  mend it, or move it away and begin anew")
     return msgspec.convert(value, Contexts)
 
 
-def save(path: Path, contexts: Contexts) -> None:
+def save_contexts(path: Path, contexts: Contexts) -> None:
     """Whole or not at all, for its owner's eyes alone: there may be tokens in it."""
     from remit.cli.output.serialization import yaml_text
     from remit.world.files.disk import FileDisk
@@ -147,33 +147,33 @@ def save(path: Path, contexts: Contexts) -> None:
         disk.make_directory(path.parent)
         disk.write_atomically(path, yaml_text(msgspec.to_builtins(contexts)).encode())
     except DiskError as error:
-        raise Unconfigured(f"the contexts cannot be kept: {escaped(str(error))}") from error
+        raise ContextError(f"the contexts cannot be kept: {escaped(str(error))}") from error
 
 
 def with_context(contexts: Contexts, made: Context, *, use: bool) -> Contexts:
     """With `made` in place of one of its name, or at the end."""
     if contexts.get(made.name) is None and len(contexts.contexts) >= CONTEXTS_MAX:
-        raise Unconfigured(f"there are {CONTEXTS_MAX} contexts already; remove some")
+        raise ContextError(f"there are {CONTEXTS_MAX} contexts already; remove some")
     kept = [made if one.name == made.name else one for one in contexts.contexts]
     if made not in kept:
         kept.append(made)
     return Contexts(tuple(kept), made.name if use else contexts.current)
 
 
-def remember(
+def save_and_use_context(
     name: str, server: str, token_file: Path | str, tenant: str = "", *, ca_file: str = "", path: Path | None = None
 ) -> Path:
     """Keep a server under a name and make it the one that is meant when nobody says. Answers which file says so now."""
-    path = path or place()
+    path = path or config_path()
     made = Context(name, server, token_file=str(Path(token_file).absolute()), tenant=tenant, ca_file=ca_file)
-    save(path, with_context(load(path), made, use=True))
+    save_contexts(path, with_context(load_contexts(path), made, use=True))
     return path
 
 
 # -- what is meant -------------------------------------------------------------------------------------------------------------
 
 
-def resolve(
+def resolve_server(
     *,
     context: str = "",
     server: str = "",
@@ -181,7 +181,7 @@ def resolve(
     tenant: str = "",
     ca_file: str = "",
     environ: Mapping[str, str] = os.environ,
-) -> Reach:
+) -> ServerAddress:
     """Flags, then the environment, then the file. A context that is named by a flag comes before REMIT_SERVER.
 
     The token of a context is sent to the server of that context and to no other.
@@ -189,24 +189,24 @@ def resolve(
     env = {} if context else environ
     url = server or env.get("REMIT_SERVER", "")
     name = context or environ.get("REMIT_CONTEXT", "")
-    known = load(place(environ))
+    known = load_contexts(config_path(environ))
     found = known.named(name) if name else known.get(known.current)
     if not url and found is None:
         if known.contexts:
             named = one_of(one.name for one in known.contexts)
-            raise Unconfigured(f"no context is in use\n  choose one with `remit context use NAME`: {escaped(named)}")
-        raise Unconfigured("no server is named\n  run `remit up`, or name a server with --server URL --token-file FILE")
+            raise ContextError(f"no context is in use\n  choose one with `remit context use NAME`: {escaped(named)}")
+        raise ContextError("no server is named\n  run `remit up`, or name a server with --server URL --token-file FILE")
     url = server_url(url or (found.server if found else ""))
     mine = found if found is not None and server_url(found.server) == url else None
-    token = _token(token_file, env, mine)
+    token = _find_token(token_file, env, mine)
     if not token:
-        raise Unconfigured(f"there is no token for {escaped(url)}\n  name its file with --token-file, or set REMIT_TOKEN")
-    whose = tenant or environ.get("REMIT_TENANT", "") or (found.tenant if found else "") or TENANT
+        raise ContextError(f"there is no token for {escaped(url)}\n  name its file with --token-file, or set REMIT_TOKEN")
+    whose = tenant or environ.get("REMIT_TENANT", "") or (found.tenant if found else "") or DEFAULT_TENANT
     believed = ca_file or env.get("REMIT_CA_FILE", "") or (mine.ca_file if mine else "")
-    return Reach(url, token, whose, mine.name if mine else "", _certificates(believed))
+    return ServerAddress(url, token, whose, mine.name if mine else "", _check_ca_file(believed))
 
 
-def _certificates(name: str) -> str:
+def _check_ca_file(name: str) -> str:
     """Looked for now: a file that is not there is told by its name, and not as a server that nobody can believe."""
     if not name:
         return ""
@@ -216,22 +216,22 @@ def _certificates(name: str) -> str:
     except (OSError, ValueError, RuntimeError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         cure = "give the certificate of the server's authority, tls/ca.pem of its directory, with --ca-file"
-        raise Unconfigured(f"the file of certificates cannot be read: {escaped(name)}: {escaped(why)}\n  {cure}") from error
+        raise ContextError(f"the file of certificates cannot be read: {escaped(name)}: {escaped(why)}\n  {cure}") from error
     return str(path)
 
 
-def _token(token_file: str, environ: Mapping[str, str], context: Context | None) -> str:
+def _find_token(token_file: str, environ: Mapping[str, str], context: Context | None) -> str:
     if token_file:
         return read_token(token_file, "--token-file")
     if token := environ.get("REMIT_TOKEN", "").strip():
-        return _sent(token, "REMIT_TOKEN")
+        return _check_token(token, "REMIT_TOKEN")
     if named := environ.get("REMIT_TOKEN_FILE"):
         return read_token(named, "REMIT_TOKEN_FILE")
     if context is None:
         return ""
     if context.token_file:
         return read_token(context.token_file, f"context {context.name}")
-    return _sent(context.token, f"context {context.name}")
+    return _check_token(context.token, f"context {context.name}")
 
 
 def read_token(name: str, whence: str) -> str:
@@ -240,17 +240,17 @@ def read_token(name: str, whence: str) -> str:
             data = file.read(TOKEN_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise Unconfigured(f"the token file of {escaped(whence)} cannot be read: {escaped(name)}: {escaped(why)}") from error
+        raise ContextError(f"the token file of {escaped(whence)} cannot be read: {escaped(name)}: {escaped(why)}") from error
     token = data.decode("latin-1").strip()
     if not token:
-        raise Unconfigured(f"the token file of {escaped(whence)} is empty: {escaped(name)}")
-    return _sent(token, whence)
+        raise ContextError(f"the token file of {escaped(whence)} is empty: {escaped(name)}")
+    return _check_token(token, whence)
 
 
-def _sent(token: str, whence: str) -> str:
+def _check_token(token: str, whence: str) -> str:
     """A token goes into a header: one line of plain letters."""
     if len(token) > TOKEN_BYTES_MAX or not (token.isascii() and token.isprintable()) or " " in token:
-        raise Unconfigured(f"what {escaped(whence)} gives is no token; a token is one line of letters without blanks")
+        raise ContextError(f"what {escaped(whence)} gives is no token; a token is one line of letters without blanks")
     return token
 
 
@@ -264,7 +264,7 @@ def server_url(text: str) -> str:
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == 0:
-        raise Unconfigured(f"{quoted(text)} is no server\n  write it like http://127.0.0.1:7420")
+        raise ContextError(f"{quoted(text)} is no server\n  write it like http://127.0.0.1:7420")
     if parts.username or parts.password:
-        raise Unconfigured(f"{quoted(parts.hostname)} is named with a password\n  write the token into a file: --token-file")
+        raise ContextError(f"{quoted(parts.hostname)} is named with a password\n  write the token into a file: --token-file")
     return url

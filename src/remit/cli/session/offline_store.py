@@ -33,13 +33,13 @@ from remit.world.interfaces import Clock
 MISUSE = 2
 
 
-class Unreadable(click.ClickException):
+class OfflineStoreError(click.ClickException):
     """What was named cannot be looked at; the message says why and what to do."""
 
     exit_code = MISUSE
 
 
-class Scope(NamedTuple):
+class OfflineScope(NamedTuple):
     """One state of a scope, and the clock that its instants are compared with."""
 
     view: SchedulerView
@@ -65,27 +65,29 @@ class Scope(NamedTuple):
 
 
 @contextmanager
-def opened(directory: Path) -> Iterator[Scope]:
+def open_offline_scope(directory: Path) -> Iterator[OfflineScope]:
     clock, scratch = BootClock(), ""
     try:
         with tempfile.TemporaryDirectory(prefix="remit-look-") as scratch, OfflineReader(directory, Path(scratch)) as glimpse:
             head = glimpse.head()
             if head is None:
-                raise Unreadable(f"{escaped(str(directory))} is the directory of a scope in which nothing was ever written")
-            yield Scope(frozen_view(clock, head, glimpse.revision, glimpse.pages), glimpse, clock)
+                raise OfflineStoreError(
+                    f"{escaped(str(directory))} is the directory of a scope in which nothing was ever written"
+                )
+            yield OfflineScope(frozen_view(clock, head, glimpse.revision, glimpse.pages), glimpse, clock)
     except Corrupt as error:
         # Damage that is found in the copy is in what was copied, and the copy is gone.
-        raise Unreadable(escaped(str(error).replace(scratch or str(directory), str(directory)))) from error
+        raise OfflineStoreError(escaped(str(error).replace(scratch or str(directory), str(directory)))) from error
     except StoreError as error:
-        raise Unreadable(escaped(str(error))) from error
+        raise OfflineStoreError(escaped(str(error))) from error
     except msgspec.MsgspecError as error:
-        raise Unreadable(
+        raise OfflineStoreError(
             f"{escaped(str(directory))}: a row does not decode ({escaped(str(error))}); restore a backup"
         ) from error
     except OSError as error:
-        raise Unreadable(f"{escaped(str(directory))} cannot be read: {escaped(error.strerror or str(error))}") from error
+        raise OfflineStoreError(f"{escaped(str(directory))} cannot be read: {escaped(error.strerror or str(error))}") from error
 
 
-def rules_of(clock: Clock) -> PlacementInputs:
+def placement_inputs(clock: Clock) -> PlacementInputs:
     """As a scheduler on this machine would have them, with the plug-ins that are installed here."""
     return PlacementInputs((clock.boot(), clock.now_ms()), installed_filters(), (*DEFAULT_SCORES, *installed_scores()))

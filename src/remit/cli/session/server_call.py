@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 import click
 
-from remit.cli.session.contexts import Flags, Reach
+from remit.cli.session.contexts import ServerAddress, ServerFlags
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ PROBLEMS_SHOWN: Final = 20
 UNAUTHENTICATED: Final = 401
 
 
-class Failure(click.ClickException):
+class CommandError(click.ClickException):
     """It was not done. The first line says what, the next what to do about it."""
 
     exit_code = FAILED
@@ -38,16 +38,16 @@ class Failure(click.ClickException):
         super().__init__(what + (f"\n  {cure}" if cure else ""))
 
 
-class NotPlaced(Failure):
+class UnplacedError(CommandError):
     """Work of it has no place."""
 
     exit_code = NOT_PLACED
 
 
-class Asked(NamedTuple):
+class CommandContext(NamedTuple):
     """What every command knows: where to ask, and whether all tenants' things are meant."""
 
-    reach: Reach
+    reach: ServerAddress
     everyone: bool = False
     tenant_said: bool = False
 
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
         return "" if self.everyone else self.reach.tenant
 
 
-def asks_server(*, everyone: bool = False, t_taken: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def server_options(*, everyone: bool = False, t_taken: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The flags of every command that asks a server; what they come to is the command's first argument. `t_taken`: -t means
     something else there.
     """
@@ -76,13 +76,13 @@ def asks_server(*, everyone: bool = False, t_taken: bool = False) -> Callable[[C
         ) -> Any:
             if tenant and all_tenants:
                 raise click.UsageError("--tenant names one, and --all-tenants means every one; write one of the two")
-            reach = Flags(context, server, token_file, tenant, ca_file).reach()
-            return command(Asked(reach, all_tenants, bool(tenant)), *words, **options)
+            reach = ServerFlags(context, server, token_file, tenant, ca_file).reach()
+            return command(CommandContext(reach, all_tenants, bool(tenant)), *words, **options)
 
         made: Any = run
         if everyone:
             made = click.option("-A", "--all-tenants", is_flag=True, help="Of every tenant.")(made)
-        for option in reversed((_tenant("-n") if t_taken else _tenant("-t", "-n"), *_OPTIONS)):
+        for option in reversed((_tenant_option("-n") if t_taken else _tenant_option("-t", "-n"), *_SERVER_OPTIONS)):
             made = option(made)
         decorated: Callable[..., None] = made
         return decorated
@@ -90,11 +90,11 @@ def asks_server(*, everyone: bool = False, t_taken: bool = False) -> Callable[[C
     return decorate
 
 
-def _tenant(*letters: str) -> Callable[[Any], Any]:
+def _tenant_option(*letters: str) -> Callable[[Any], Any]:
     return click.option(*letters, "--tenant", default="", metavar="TENANT", help="Whose; else REMIT_TENANT, or the context's.")
 
 
-_OPTIONS: Final = (
+_SERVER_OPTIONS: Final = (
     click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`."),
     click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's."),
     click.option("--token-file", default="", metavar="FILE", help="The file with the token for it."),
@@ -102,25 +102,27 @@ _OPTIONS: Final = (
 )
 
 
-def ask(asked: Asked, deed: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
+def call_server(asked: CommandContext, deed: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
     """What `deed` answers. What the server or the way there does to it is told in two lines."""
     from remit.client.api import Api, ApiError, Unanswered
 
     async def within() -> T:
-        await _reached(asked.reach)
+        await _check_reachable(asked.reach)
         reach = asked.reach
         async with Api(reach.server, reach.token, tenant=reach.tenant, trust=reach.trust) as api:
             return await deed(api)
 
     try:
-        return asyncio.run(_alone(within()))
+        return asyncio.run(_unwrap_exception_group(within()))
     except ApiError as error:
-        raise refusal(error) from error
+        raise command_error(error) from error
     except Unanswered as error:
-        raise Failure(escaped(f"{asked.reach.server} does not answer: {error.reason}"), _after_silence(error)) from error
+        raise CommandError(
+            escaped(f"{asked.reach.server} does not answer: {error.reason}"), _fix_for_no_answer(error)
+        ) from error
 
 
-async def _alone(work: Coroutine[Any, Any, T]) -> T:
+async def _unwrap_exception_group(work: Coroutine[Any, Any, T]) -> T:
     """What failed first among tasks that ran side by side is told as if it had run by itself."""
     try:
         return await work
@@ -131,7 +133,7 @@ async def _alone(work: Coroutine[Any, Any, T]) -> T:
         raise first from group
 
 
-async def _reached(reach: Reach) -> None:
+async def _check_reachable(reach: ServerAddress) -> None:
     """Is anybody there? A program asks again for a while; a person would rather know at once."""
     from remit.client.http_transport import HttpTransport, UntrustedCertificate
     from remit.world.interfaces import LinkError
@@ -140,34 +142,34 @@ async def _reached(reach: Reach) -> None:
     try:
         wire = HttpTransport(reach.token, reach.trust)
     except TlsFileError as error:
-        raise Failure(escaped(error.cause), escaped(error.cure)) from error
+        raise CommandError(escaped(error.cause), escaped(error.cure)) from error
     try:
         await wire.call("GET", f"{reach.server}/healthz")
     except UntrustedCertificate as error:
-        raise Failure(escaped(error.cause), escaped(error.cure)) from error
+        raise CommandError(escaped(error.cause), escaped(error.cure)) from error
     except LinkError as error:
         named = f"context {reach.context}" if reach.context else "--server"
         cure = f"start it with `remit up`, or name another server: that was {named}"
-        raise Failure(escaped(error.cause), escaped(cure)) from error
+        raise CommandError(escaped(error.cause), escaped(cure)) from error
     finally:
         await wire.close()
 
 
-def _after_silence(error: Unanswered) -> str:
+def _fix_for_no_answer(error: Unanswered) -> str:
     if error.silent and error.operation_id:
         return "it may have happened: look with `remit get`, and ask again if it has not"
     return "nothing was changed: ask again later"
 
 
-def tell_problem(about: str, problem: ProblemAnswer | None) -> None:
+def print_problem_answer(about: str, problem: ProblemAnswer | None) -> None:
     """Why one of many was not done."""
     from remit.client.api_caller import ApiError
 
-    told = refusal(ApiError.of(problem), about) if problem is not None else Failure(f"{about}: refused")
+    told = command_error(ApiError.of(problem), about) if problem is not None else CommandError(f"{about}: refused")
     click.echo(f"Error: {told.format_message()}", err=True)
 
 
-def refusal(error: ApiError, about: str = "") -> Failure:
+def command_error(error: ApiError, about: str = "") -> CommandError:
     """The server's words, with every problem that it found."""
     said = error.detail or error.code or str(error)
     if error.field and not error.problems and not said.startswith(f"{error.field}: "):
@@ -175,10 +177,12 @@ def refusal(error: ApiError, about: str = "") -> Failure:
     what = f"{about}: {said}" if about else said
     if error.status == UNAUTHENTICATED:
         if "was revoked" in said or " expired at " in said:
-            return Failure(
+            return CommandError(
                 escaped(what), "let an admin make another (`remit token create`), and name its file with --token-file"
             )
-        return Failure(escaped(what), "the token is not this server's: see `remit context list`, or name it with --token-file")
+        return CommandError(
+            escaped(what), "the token is not this server's: see `remit context list`, or name it with --token-file"
+        )
     lines = [escaped(what)]
     for problem in error.problems[:PROBLEMS_SHOWN]:
         place = f"{problem.field}: " if problem.field else ""
@@ -186,4 +190,4 @@ def refusal(error: ApiError, about: str = "") -> Failure:
         lines.append(f"  {escaped(place + problem.message + cure)}")
     if len(error.problems) > PROBLEMS_SHOWN:
         lines.append(f"  and {len(error.problems) - PROBLEMS_SHOWN} more")
-    return Failure("\n".join(lines), escaped(error.cure))
+    return CommandError("\n".join(lines), escaped(error.cure))

@@ -26,30 +26,32 @@ TOKEN_NONCES: Final = 3
 """240 bits."""
 
 
-def new_token(ids: Ids) -> str:
+def generate_token(ids: Ids) -> str:
     return TOKEN_PREFIX + "".join(ids.nonce() for _ in range(TOKEN_NONCES))
 
 
-async def provided_in(file: Path, desk: ServerContext, role: TokenRole, *, subject: str, nodes: Sequence[str] = ()) -> str:
+async def ensure_component_token(
+    file: Path, desk: ServerContext, role: TokenRole, *, subject: str, nodes: Sequence[str] = ()
+) -> str:
     """The token of a component that this process starts itself: the one in the file while that is good, else a new one."""
     from remit.serve.auth.enrollment import ensure_bootstrap_token
 
     ids = desk.world.ids
-    token, _ = token_in(file, ids)
+    token, _ = read_or_create_token(file, ids)
     if not await ensure_bootstrap_token(desk, token, role, subject=subject, nodes=nodes):
-        token, _ = token_in(file, ids, anew=True)
+        token, _ = read_or_create_token(file, ids, anew=True)
         await ensure_bootstrap_token(desk, token, role, subject=subject, nodes=nodes)
     return token
 
 
-async def issued_in(file: Path, api: Api, ids: Ids, role: TokenRole, *, nodes: Sequence[str] = ()) -> str:
+async def ensure_issued_token(file: Path, api: Api, ids: Ids, role: TokenRole, *, nodes: Sequence[str] = ()) -> str:
     """The token in a file, which is made with its file if there is none: an admin tells the server of it."""
     from remit.model.identity import Token, TokenSpec, expiry_after, token_digest
     from remit.model.metadata import Metadata
     from remit.serve.auth.enrollment import BOOTSTRAP_TOKEN_TTL_MS, bootstrap_token_name
     from remit.world.clock import BootClock
 
-    token, new = token_in(file, ids)
+    token, new = read_or_create_token(file, ids)
     if new:
         expires = expiry_after(BootClock().wall(), BOOTSTRAP_TOKEN_TTL_MS)
         spec = TokenSpec(role=role, digest=token_digest(token), expires=expires, subject=file.name, nodes=tuple(nodes))
@@ -57,7 +59,7 @@ async def issued_in(file: Path, api: Api, ids: Ids, role: TokenRole, *, nodes: S
     return token
 
 
-def token_in(file: Path, ids: Ids, *, anew: bool = False) -> tuple[str, bool]:
+def read_or_create_token(file: Path, ids: Ids, *, anew: bool = False) -> tuple[str, bool]:
     """The token of a file that only its owner may read, and whether it is new: there was none, or it is wanted `anew`."""
     file.parent.mkdir(0o700, parents=True, exist_ok=True)
     if anew:
@@ -68,7 +70,7 @@ def token_in(file: Path, ids: Ids, *, anew: bool = False) -> tuple[str, bool]:
         beside = file.with_name(f"{file.name}.{ids.nonce()}")
         made = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(made, "w") as opened:
-            opened.write(new_token(ids) + "\n")
+            opened.write(generate_token(ids) + "\n")
         with suppress(FileExistsError):  # somebody else was quicker: theirs stands
             os.link(beside, file)
         beside.unlink()

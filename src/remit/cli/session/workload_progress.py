@@ -26,17 +26,17 @@ STAGES: Final = (
 )  # fmt: skip
 """How far one may have come, each with the phases that are at least so far."""
 
-_ARRIVED: Final = {
+_TARGET_PHASES: Final = {
     "job": frozenset({P.RUNNING, P.READY, P.SERVING, P.FINISHED}),
     "service": frozenset({P.READY, P.SERVING}),
     "daemon": frozenset({P.READY, P.SERVING}),
 }
-_PLACED: Final = frozenset({P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED})
+_PLACED_PHASES: Final = frozenset({P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED})
 _OK: Final = "ok"
 ROLLED_OUT: Final = "RolledOut"
 
 
-class Why(NamedTuple):
+class PendingReason(NamedTuple):
     """Why a replica waits, as the last decision about it says."""
 
     reason: str
@@ -45,10 +45,10 @@ class Why(NamedTuple):
     revision: int = 0
 
 
-NO_REASON: Final[Mapping[tuple[str, str], Why]] = {}
+NO_REASONS: Final[Mapping[tuple[str, str], PendingReason]] = {}
 
 
-class Progress(NamedTuple):
+class ProgressSummary(NamedTuple):
     """One workload. `stages` counts its replicas by phase (pending ones are queued); `limit` is a reason's code or a phase."""
 
     wanted: int
@@ -65,14 +65,14 @@ class Progress(NamedTuple):
         return not self.limit
 
 
-def why_pending(decisions: Iterable[Decision]) -> dict[tuple[str, str], Why]:
+def pending_reasons(decisions: Iterable[Decision]) -> dict[tuple[str, str], PendingReason]:
     """By tenant and replica: the latest decision that left it waiting."""
-    found: dict[tuple[str, str], Why] = {}
+    found: dict[tuple[str, str], PendingReason] = {}
     for one in decisions:
         spec, revision = one.spec, one.metadata.revision
         if not spec.reason:
             continue
-        why = Why(spec.reason, spec.detail, spec.never, revision)
+        why = PendingReason(spec.reason, spec.detail, spec.never, revision)
         for path, node in spec.replicas.items():
             tenant, _, name = path.partition("/")
             known = found.get((tenant, name))
@@ -81,29 +81,31 @@ def why_pending(decisions: Iterable[Decision]) -> dict[tuple[str, str], Why]:
     return found
 
 
-def why_waits(replica: Replica, reasons: Mapping[tuple[str, str], Why]) -> Why | None:
+def pending_reason(replica: Replica, reasons: Mapping[tuple[str, str], PendingReason]) -> PendingReason | None:
     """Why this one waits. A decision from before it came to wait was about another of its name, or another attempt."""
     meta = replica.metadata
     found = reasons.get((meta.tenant, meta.name))
     return found if found is not None and found.revision >= meta.revision else None
 
 
-def progress(workload: Workload, replicas: Sequence[Replica], reasons: Mapping[tuple[str, str], Why] = NO_REASON) -> Progress:
+def summarize_progress(
+    workload: Workload, replicas: Sequence[Replica], reasons: Mapping[tuple[str, str], PendingReason] = NO_REASONS
+) -> ProgressSummary:
     """`replicas` are all of this workload."""
     spec = workload.spec
     counts = Counter(one.status.phase for one in replicas)
     done = sum(one.status.result == _OK and one.status.phase in (P.FINISHED, P.RELEASED) for one in replicas)
-    wanted = wanted_of(workload, replicas)
-    arrived = done if spec.type == "job" else sum(counts[phase] for phase in _ARRIVED[spec.type])
-    placed = sum(counts[phase] for phase in _PLACED if spec.type != "job" or phase is not P.FINISHED)
-    stages = {QUEUED if phase is P.PENDING else phase.value: counts[phase] for phase in Phase if _told(phase, counts)}
+    wanted = desired_replicas(workload, replicas)
+    arrived = done if spec.type == "job" else sum(counts[phase] for phase in _TARGET_PHASES[spec.type])
+    placed = sum(counts[phase] for phase in _PLACED_PHASES if spec.type != "job" or phase is not P.FINISHED)
+    stages = {QUEUED if phase is P.PENDING else phase.value: counts[phase] for phase in Phase if _is_shown(phase, counts)}
     if spec.type == "job" and done:
         stages = {**{name: count for name, count in stages.items() if name != P.FINISHED.value}, "done": done}
-    limit = _limit(workload, replicas, counts, wanted, done, reasons)
-    return Progress(wanted, arrived, placed, done, stages, *limit)
+    limit = _limiting_factor(workload, replicas, counts, wanted, done, reasons)
+    return ProgressSummary(wanted, arrived, placed, done, stages, *limit)
 
 
-def wanted_of(workload: Workload, replicas: Sequence[Replica]) -> int:
+def desired_replicas(workload: Workload, replicas: Sequence[Replica]) -> int:
     if workload.metadata.deleting:
         return 0
     if workload.spec.type == "daemon":  # as many as there are nodes for it; who makes them knows
@@ -111,17 +113,17 @@ def wanted_of(workload: Workload, replicas: Sequence[Replica]) -> int:
     return workload.spec.completions or workload.spec.replicas if workload.spec.type == "job" else workload.spec.replicas
 
 
-def _told(phase: Phase, counts: Mapping[Phase, int]) -> bool:
+def _is_shown(phase: Phase, counts: Mapping[Phase, int]) -> bool:
     return bool(counts[phase]) and phase is not P.RELEASED
 
 
-def _limit(
+def _limiting_factor(
     workload: Workload,
     replicas: Sequence[Replica],
     counts: Mapping[Phase, int],
     wanted: int,
     done: int,
-    reasons: Mapping[tuple[str, str], Why],
+    reasons: Mapping[tuple[str, str], PendingReason],
 ) -> tuple[str, str, bool]:
     """What keeps it from being whole: a word, its detail, and whether that can never end as things are declared."""
     if workload.metadata.deleting:
@@ -133,7 +135,7 @@ def _limit(
         return "", "", False
     waiting = [one for one in replicas if one.status.phase is P.PENDING]
     if waiting:
-        return _waits(waiting, reasons)
+        return _pending_limit(waiting, reasons)
     admitted = condition_of(workload.status.conditions, "Admitted")
     if admitted is not None and (admitted.status, admitted.observed_generation) == ("False", workload.metadata.generation):
         return admitted.reason, admitted.message, False
@@ -146,8 +148,8 @@ def _limit(
     at_once = min(wanted - done, workload.spec.replicas) if job else wanted
     if standing < at_once:
         return "missing", "replicas that are not made yet", False
-    arrived = _ARRIVED[workload.spec.type]
-    under_way = {phase: counts[phase] for phase in Phase if _told(phase, counts) and phase not in arrived}
+    arrived = _TARGET_PHASES[workload.spec.type]
+    under_way = {phase: counts[phase] for phase in Phase if _is_shown(phase, counts) and phase not in arrived}
     if not under_way:
         return "", "", False
     most = max(under_way, key=lambda phase: under_way[phase])
@@ -155,8 +157,8 @@ def _limit(
     return most.value, said or ("not ready yet" if most is P.RUNNING else ""), False
 
 
-def _waits(waiting: Sequence[Replica], reasons: Mapping[tuple[str, str], Why]) -> tuple[str, str, bool]:
-    known = [why for one in waiting if (why := why_waits(one, reasons)) is not None]
+def _pending_limit(waiting: Sequence[Replica], reasons: Mapping[tuple[str, str], PendingReason]) -> tuple[str, str, bool]:
+    known = [why for one in waiting if (why := pending_reason(one, reasons)) is not None]
     if not known:
         return QUEUED, "not tried yet", False
     most = Counter(why.reason for why in known).most_common(1)[0][0]
@@ -168,7 +170,7 @@ def condition_of(conditions: Iterable[Condition], type_: str) -> Condition | Non
     return next((one for one in conditions if one.type == type_), None)
 
 
-def stage_words(found: Progress) -> str:
+def format_stages(found: ProgressSummary) -> str:
     """`serving 4, queued 2`: those who came furthest first."""
     return ", ".join(f"{name} {count:,}" for name, count in reversed(list(found.stages.items()))) or "none"
 
@@ -176,20 +178,20 @@ def stage_words(found: Progress) -> str:
 def funnel(replicas: Sequence[Replica], wanted: int, kind: str) -> list[tuple[str, int]]:
     """How many have come at least so far: each stage counts also those that are further."""
     standing = [one for one in replicas if one.status.phase is not P.RELEASED or one.status.result == _OK]
-    stages = [(name, sum(_at_least(one, phases) for one in standing)) for name, phases in STAGES]
+    stages = [(name, sum(_has_reached(one, phases) for one in standing)) for name, phases in STAGES]
     if kind == "job":
-        runs = sum(_at_least(one, _ARRIVED["job"]) for one in standing)
+        runs = sum(_has_reached(one, _TARGET_PHASES["job"]) for one in standing)
         stages = [*stages[:3], ("running", runs), ("done", sum(one.status.result == _OK for one in standing))]
     return [("admitted", wanted), ("queued", len(standing)), *stages]
 
 
-def funnel_words(stages: Sequence[tuple[str, int]]) -> str:
+def format_funnel(stages: Sequence[tuple[str, int]]) -> str:
     """`queued 6 > bound 4 > serving 0`: of stages with the same count only the furthest is named."""
     kept = [one for one, after in zip(stages, [*stages[1:], ("", -1)], strict=True) if one[1] != after[1]]
     return " > ".join(f"{name} {count:,}" for name, count in kept)
 
 
-def _at_least(one: Replica, phases: frozenset[Phase]) -> bool:
+def _has_reached(one: Replica, phases: frozenset[Phase]) -> bool:
     return one.status.phase in phases or (one.status.result == _OK and P.FINISHED in phases)
 
 

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from remit.cli.commands.create import data_of
-from remit.cli.session.server_call import Failure
+from remit.cli.session.server_call import CommandError
 
 CANARY = "canary-4711"
 
@@ -48,6 +48,6 @@ def test_what_is_wrong_names_the_key_and_never_the_value(files: tuple[str, ...],
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
 def test_what_is_no_text_is_refused_with_a_cure(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "key").write_bytes(content)
-    with pytest.raises(Failure, match="not text") as error:
+    with pytest.raises(CommandError, match="not text") as error:
         data_of((str(tmp_path / "key"),), ())
     assert "base64" in error.value.message

@@ -26,7 +26,7 @@ from remit.cli.output.object_columns import (
 )
 from remit.cli.output.object_list import in_order, natural
 from remit.cli.output.terminal import LINE_LETTERS_MAX, Lines, harmless
-from remit.cli.session.workload_progress import Progress, Why
+from remit.cli.session.workload_progress import PendingReason, ProgressSummary
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec
 from remit.model.manifests.reader import read
 from remit.model.metadata import Metadata, RecordMetadata
@@ -141,7 +141,7 @@ def test_every_kind_has_a_row_as_long_as_its_columns() -> None:
 
 def web(stages: dict[str, int], **more: Any) -> str:
     thing = Workload(metadata=Metadata(name="web", tenant="risk"), spec=spec_of_work())
-    around = Around(progress={("risk", "web"): Progress(6, 4, 4, 0, stages, **more)}, wall=WALL)
+    around = Around(progress={("risk", "web"): ProgressSummary(6, 4, 4, 0, stages, **more)}, wall=WALL)
     return sheet(columns_of("Workload", everyone=False), [row_of(thing, around, everyone=False)])
 
 
@@ -155,7 +155,7 @@ def test_a_workload_shows_how_far_it_is_and_what_limits_it() -> None:
 
 def test_a_replica_shows_why_it_waits() -> None:
     made = Replica(metadata=stamp("web-4"), spec=ReplicaSpec(workload="web", generation=1))
-    around = Around(reasons={("risk", "web-4"): Why("over_quota", "cpu is used up", revision=13)})
+    around = Around(reasons={("risk", "web-4"): PendingReason("over_quota", "cpu is used up", revision=13)})
     text = sheet(columns_of("Replica", everyone=True), [row_of(made, around, everyone=True)])
     assert "risk     web-4   pending   -            1          -   over_quota: cpu is used up" in text
 

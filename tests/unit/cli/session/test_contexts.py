@@ -12,14 +12,14 @@ from click.testing import CliRunner, Result
 from remit.cli.main import remit
 from remit.cli.session.contexts import (
     Context,
+    ContextError,
     Contexts,
-    Flags,
-    Reach,
-    Unconfigured,
-    load,
-    remember,
-    resolve,
-    save,
+    ServerAddress,
+    ServerFlags,
+    load_contexts,
+    resolve_server,
+    save_and_use_context,
+    save_contexts,
     server_url,
 )
 
@@ -34,7 +34,7 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 def known(env: dict[str, str], *contexts: Context, current: str = "") -> None:
-    save(Path(env["REMIT_CONFIG"]), Contexts(contexts, current))
+    save_contexts(Path(env["REMIT_CONFIG"]), Contexts(contexts, current))
 
 
 def run(env: dict[str, str], *words: str) -> Result:
@@ -50,40 +50,42 @@ def test_nothing_is_configured__the_cure_is_told(env: dict[str, str]) -> None:
 
 def test_the_order_is_flags_environment_file(env: dict[str, str], tmp_path: Path) -> None:
     known(env, Context("a", HERE, token="kept", tenant="risk"), current="a")
-    assert resolve(environ=env) == Reach(HERE, "kept", "risk", "a")
-    assert resolve(environ={**env, "REMIT_TOKEN": "said", "REMIT_TENANT": "web"}) == Reach(HERE, "said", "web", "a")
-    assert Flags(tenant="x").reach({**env, "REMIT_TENANT": "web"}).tenant == "x"
+    assert resolve_server(environ=env) == ServerAddress(HERE, "kept", "risk", "a")
+    assert resolve_server(environ={**env, "REMIT_TOKEN": "said", "REMIT_TENANT": "web"}) == ServerAddress(
+        HERE, "said", "web", "a"
+    )
+    assert ServerFlags(tenant="x").reach({**env, "REMIT_TENANT": "web"}).tenant == "x"
     named = {**env, "REMIT_TOKEN_FILE": str(tmp_path / "token")}
-    assert resolve(environ=named).token == "from-a-file"
-    assert Flags(token_file=str(tmp_path / "token")).reach({**env, "REMIT_TOKEN": "said"}).token == "from-a-file"
-    assert Flags(server="127.0.0.1:7420").reach(env) == Reach(HERE, "kept", "risk", "a")
+    assert resolve_server(environ=named).token == "from-a-file"
+    assert ServerFlags(token_file=str(tmp_path / "token")).reach({**env, "REMIT_TOKEN": "said"}).token == "from-a-file"
+    assert ServerFlags(server="127.0.0.1:7420").reach(env) == ServerAddress(HERE, "kept", "risk", "a")
 
 
 def test_a_context_named_by_a_flag_comes_before_the_environment(env: dict[str, str]) -> None:
     known(env, Context("a", HERE, token="one"), Context("b", THERE, token="two", tenant="web"), current="a")
     said = {**env, "REMIT_SERVER": "http://127.0.0.1:1", "REMIT_TOKEN": "three"}
-    assert Flags(context="b").reach(said) == Reach(THERE, "two", "web", "b")
-    assert resolve(environ=said) == Reach("http://127.0.0.1:1", "three", "default", "")
-    assert resolve(environ={**env, "REMIT_CONTEXT": "b"}).server == THERE
+    assert ServerFlags(context="b").reach(said) == ServerAddress(THERE, "two", "web", "b")
+    assert resolve_server(environ=said) == ServerAddress("http://127.0.0.1:1", "three", "default", "")
+    assert resolve_server(environ={**env, "REMIT_CONTEXT": "b"}).server == THERE
 
 
 def test_a_token_is_not_sent_to_another_server(env: dict[str, str]) -> None:
     known(env, Context("a", HERE, token="one"), current="a")
-    with pytest.raises(Unconfigured, match="no token for https://remit"):
-        Flags(server=THERE).reach(env)
+    with pytest.raises(ContextError, match="no token for https://remit"):
+        ServerFlags(server=THERE).reach(env)
 
 
 def test_a_context_that_is_not_there_is_guessed(env: dict[str, str]) -> None:
     known(env, Context("production", HERE, token="one"))
-    with pytest.raises(Unconfigured, match="did you mean production"):
-        Flags(context="prodution").reach(env)
-    with pytest.raises(Unconfigured, match=r"no context is in use\n.*production"):
-        resolve(environ=env)
+    with pytest.raises(ContextError, match="did you mean production"):
+        ServerFlags(context="prodution").reach(env)
+    with pytest.raises(ContextError, match=r"no context is in use\n.*production"):
+        resolve_server(environ=env)
 
 
 @pytest.mark.parametrize("text", ["ftp://x", "http://", "http://x:0", "http://u:p@x:1", "http://x/?a=b", "http://x:port", ""])
 def test_what_is_no_server_is_refused(text: str) -> None:
-    with pytest.raises(Unconfigured):
+    with pytest.raises(ContextError):
         server_url(text)
 
 
@@ -92,7 +94,7 @@ def test_the_file_is_for_its_owner_alone_and_reads_back(env: dict[str, str]) -> 
     made = Context("a", HERE, token="yes", tenant="1e3")
     known(env, made, current="a")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert load(path) == Contexts((made,), "a")
+    assert load_contexts(path) == Contexts((made,), "a")
 
 
 def test_a_mistake_in_the_file_is_told_with_its_line(env: dict[str, str]) -> None:
@@ -107,10 +109,10 @@ def test_a_mistake_in_the_file_is_told_with_its_line(env: dict[str, str]) -> Non
 def test_remember_makes_it_the_one_in_use(env: dict[str, str], tmp_path: Path) -> None:
     path = Path(env["REMIT_CONFIG"])
     known(env, Context("a", THERE, token="one"), current="a")
-    remember("local", HERE, tmp_path / "token", "risk", path=path)
-    remember("local", HERE, tmp_path / "token", "web", path=path)
-    assert [one.name for one in load(path).contexts] == ["a", "local"]
-    assert resolve(environ=env) == Reach(HERE, "from-a-file", "web", "local")
+    save_and_use_context("local", HERE, tmp_path / "token", "risk", path=path)
+    save_and_use_context("local", HERE, tmp_path / "token", "web", path=path)
+    assert [one.name for one in load_contexts(path).contexts] == ["a", "local"]
+    assert resolve_server(environ=env) == ServerAddress(HERE, "from-a-file", "web", "local")
 
 
 def test_contexts_are_set_listed_used_and_removed(env: dict[str, str], tmp_path: Path) -> None:
@@ -136,15 +138,15 @@ def test_a_context_whose_server_changes_forgets_its_token(env: dict[str, str], t
     token = str(tmp_path / "token")
     run(env, "context", "set", "a", "--server", HERE, "--token-file", token)
     run(env, "context", "set", "a", "--server", THERE)
-    assert load(Path(env["REMIT_CONFIG"])).contexts == (Context("a", THERE),)
+    assert load_contexts(Path(env["REMIT_CONFIG"])).contexts == (Context("a", THERE),)
 
 
 def test_a_token_that_cannot_be_sent_is_refused(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("two words\x1b")
-    with pytest.raises(Unconfigured, match="no token"):
-        Flags(server=HERE, token_file=str(tmp_path / "bad")).reach(env)
-    with pytest.raises(Unconfigured, match="cannot be read"):
-        Flags(server=HERE, token_file=str(tmp_path / "none")).reach(env)
+    with pytest.raises(ContextError, match="no token"):
+        ServerFlags(server=HERE, token_file=str(tmp_path / "bad")).reach(env)
+    with pytest.raises(ContextError, match="cannot be read"):
+        ServerFlags(server=HERE, token_file=str(tmp_path / "none")).reach(env)
 
 
 def test_like_another__the_same_server_and_authority__and_never_its_token(
@@ -162,9 +164,9 @@ def test_like_another__the_same_server_and_authority__and_never_its_token(
         ).exit_code
         == 0
     )
-    made = load(tmp_path / "config.yaml").named("ann")
+    made = load_contexts(tmp_path / "config.yaml").named("ann")
     assert (made.server, made.ca_file, made.tenant) == ("https://remit.example:7420", str(tmp_path / "ca.pem"), "risk")
     assert made.token_file == str(tmp_path / "ann")
     assert run(remit, ["context", "set", "bob", "--like", "prod"]).exit_code == 0
-    assert not load(tmp_path / "config.yaml").named("bob").token_file, "a token is its holder's alone"
+    assert not load_contexts(tmp_path / "config.yaml").named("bob").token_file, "a token is its holder's alone"
     assert "no context" in run(remit, ["context", "set", "eve", "--like", "nobody"]).output

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from remit.cli.session.server_call import refusal
+from remit.cli.session.server_call import command_error
 from remit.client.api_caller import ApiError
 
 
 @pytest.mark.parametrize("detail", ["spec.tenant: it cannot change", "it cannot change"])
 def test_the_field_that_was_refused_is_named_once(detail: str) -> None:
-    told = refusal(ApiError(422, "invalid", detail, "spec.tenant", "leave it out"), "workload/w")
+    told = command_error(ApiError(422, "invalid", detail, "spec.tenant", "leave it out"), "workload/w")
     assert told.format_message().splitlines()[0] == "workload/w: spec.tenant: it cannot change"
 
 
@@ -23,4 +23,4 @@ def test_the_field_that_was_refused_is_named_once(detail: str) -> None:
     ],
 )
 def test_who_is_not_known_hears_what_helps(detail: str, cure: str) -> None:
-    assert cure in refusal(ApiError(401, "unauthenticated", detail, "", "")).format_message()
+    assert cure in command_error(ApiError(401, "unauthenticated", detail, "", "")).format_message()

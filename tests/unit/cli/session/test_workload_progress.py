@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.cli.session.wait_conditions import standing
-from remit.cli.session.workload_progress import Why, funnel, funnel_words, progress, stage_words, why_pending
+from remit.cli.session.wait_conditions import workload_goal_status
+from remit.cli.session.workload_progress import (
+    PendingReason,
+    format_funnel,
+    format_stages,
+    funnel,
+    pending_reasons,
+    summarize_progress,
+)
 from remit.model.kinds import Template, Workload, WorkloadSpec, WorkloadStatus
 from remit.model.metadata import Condition, Metadata, RecordMetadata
 from remit.model.records import Decision, DecisionSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
@@ -44,39 +51,39 @@ ROLLED = Condition(type="Progressing", status="True", reason="RolledOut", observ
 
 
 def test_a_service_that_is_there_is_limited_by_nothing() -> None:
-    found = progress(workload(replicas=2), replicas(P.SERVING, P.SERVING))
-    assert (found.arrived, found.wanted, found.limit, stage_words(found)) == (2, 2, "", "serving 2")
+    found = summarize_progress(workload(replicas=2), replicas(P.SERVING, P.SERVING))
+    assert (found.arrived, found.wanted, found.limit, format_stages(found)) == (2, 2, "", "serving 2")
 
 
 def test_what_waits_has_the_reason_of_the_latest_decision() -> None:
-    reasons = why_pending(
+    reasons = pending_reasons(
         [
             decision(7, "over_quota", {"risk/web-1": ""}, detail="cpu is used up"),
             decision(5, "no_room", {"risk/web-1": "", "risk/web-2": ""}, detail="one node is full"),
             decision(9, "", {"risk/web-2": "n1"}),
         ]
     )
-    assert reasons["risk", "web-1"] == Why("over_quota", "cpu is used up", False, 7)
+    assert reasons["risk", "web-1"] == PendingReason("over_quota", "cpu is used up", False, 7)
     assert reasons["risk", "web-2"].reason == "no_room"
-    found = progress(workload(replicas=2), replicas(P.SERVING, P.PENDING), reasons)
+    found = summarize_progress(workload(replicas=2), replicas(P.SERVING, P.PENDING), reasons)
     assert (found.limit, found.detail) == ("over_quota", "cpu is used up")
-    assert stage_words(found) == "serving 1, queued 1"
+    assert format_stages(found) == "serving 1, queued 1"
 
 
 def test_a_decision_about_an_earlier_one_of_its_name_says_nothing_of_this() -> None:
-    reasons = why_pending([decision(7, "no_room", {"risk/web-0": ""})])
+    reasons = pending_reasons([decision(7, "no_room", {"risk/web-0": ""})])
     later = [replace(one, metadata=replace(one.metadata, revision=8)) for one in replicas(P.PENDING)]
-    assert progress(workload(replicas=1), later, reasons).limit == "queued"
-    assert progress(workload(replicas=1), replicas(P.PENDING), reasons).limit == "no_room"
+    assert summarize_progress(workload(replicas=1), later, reasons).limit == "queued"
+    assert summarize_progress(workload(replicas=1), replicas(P.PENDING), reasons).limit == "no_room"
 
 
 def test_what_was_not_tried_yet_is_queued() -> None:
-    assert progress(workload(replicas=1), replicas(P.PENDING)).limit == "queued"
+    assert summarize_progress(workload(replicas=1), replicas(P.PENDING)).limit == "queued"
 
 
 def test_a_reason_that_never_ends_is_told_so() -> None:
-    reasons = why_pending([decision(1, "no_such_place", {"risk/web-0": ""}, never=True)])
-    assert progress(workload(replicas=1), replicas(P.PENDING), reasons).never
+    reasons = pending_reasons([decision(1, "no_such_place", {"risk/web-0": ""}, never=True)])
+    assert summarize_progress(workload(replicas=1), replicas(P.PENDING), reasons).never
 
 
 @pytest.mark.parametrize(
@@ -84,52 +91,54 @@ def test_a_reason_that_never_ends_is_told_so() -> None:
     [((P.SERVING,), "missing"), ((P.SERVING, P.STARTING), "starting"), ((P.SERVING, P.FAILED), "failed"), ((), "missing")],
 )
 def test_what_is_under_way_is_named(phases: tuple[Phase, ...], limit: str) -> None:
-    assert progress(workload(replicas=2), replicas(*phases)).limit == limit
+    assert summarize_progress(workload(replicas=2), replicas(*phases)).limit == limit
 
 
 def test_a_rollout_that_is_held_up_says_by_what() -> None:
     rolls = Condition(
         type="Progressing", status="True", reason="RollingOut", message="web-1: not started", observed_generation=2
     )
-    found = progress(workload("service", rolls, replicas=1), replicas(P.SERVING, P.RELEASED))
+    found = summarize_progress(workload("service", rolls, replicas=1), replicas(P.SERVING, P.RELEASED))
     assert (found.limit, found.detail) == ("rollout", "web-1: not started")
     made = workload("service", rolls, replicas=1)
     assert looked(made, P.RELEASED) == (False, True), "it had a place, and died there"
     before = replace(rolls, observed_generation=1)
-    assert progress(workload("service", before, replicas=1), replicas(P.SERVING)).limit == "", "that was of another generation"
+    assert summarize_progress(workload("service", before, replicas=1), replicas(P.SERVING)).limit == "", (
+        "that was of another generation"
+    )
 
 
 def test_what_is_not_admitted_says_why() -> None:
     said = Condition(type="Admitted", status="False", reason="NoSchedules", message="nobody keeps them", observed_generation=2)
-    found = progress(workload("job", said, replicas=1), [])
+    found = summarize_progress(workload("job", said, replicas=1), [])
     assert (found.limit, found.detail) == ("NoSchedules", "nobody keeps them")
 
 
 def test_released_copies_count_for_nothing() -> None:
-    found = progress(workload(replicas=1), replicas(P.SERVING, P.RELEASED))
+    found = summarize_progress(workload(replicas=1), replicas(P.SERVING, P.RELEASED))
     assert (found.arrived, found.stages, found.limit) == (1, {"serving": 1}, "")
 
 
 def test_a_job_counts_what_is_done() -> None:
     made = workload("job", replicas=2, completions=4)
-    found = progress(made, [*replicas(P.RELEASED, P.RELEASED, P.FINISHED, result="ok"), *replicas(P.RUNNING)])
+    found = summarize_progress(made, [*replicas(P.RELEASED, P.RELEASED, P.FINISHED, result="ok"), *replicas(P.RUNNING)])
     assert (found.arrived, found.wanted, found.stages) == (3, 4, {"running": 1, "done": 3})
     assert found.limit == ""
-    all_done = progress(made, replicas(*[P.RELEASED] * 4, result="ok"))
+    all_done = summarize_progress(made, replicas(*[P.RELEASED] * 4, result="ok"))
     assert (all_done.arrived, all_done.limit) == (4, "")
 
 
 def test_pieces_that_have_ended_take_nobodys_place__although_nobody_has_settled_them() -> None:
     """As while no controllers run: the rest is missing, and that is said."""
-    found = progress(workload("job", replicas=2, completions=5), replicas(P.FINISHED, P.FINISHED, result="ok"))
+    found = summarize_progress(workload("job", replicas=2, completions=5), replicas(P.FINISHED, P.FINISHED, result="ok"))
     assert (found.arrived, found.limit) == (2, "missing")
 
 
 def test_a_job_that_failed_says_so() -> None:
     failed = Condition(type="Failed", status="True", reason="RetriesExhausted", observed_generation=2)
-    found = progress(workload("job", failed, replicas=1), [])
+    found = summarize_progress(workload("job", failed, replicas=1), [])
     assert (found.limit, found.never) == ("RetriesExhausted", True)
-    stands = standing(workload("job", failed, replicas=1), [], found)
+    stands = workload_goal_status(workload("job", failed, replicas=1), [], found)
     assert "RetriesExhausted" in stands.failed
 
 
@@ -143,7 +152,7 @@ def test_stages_count_those_who_are_further_too() -> None:
 def looked(made: Workload, *phases: Phase, done: bool = False) -> tuple[bool, bool]:
     """Has it arrived, and has all of it a place?"""
     members = replicas(*phases)
-    stands = standing(made, members, progress(made, members), done=done)
+    stands = workload_goal_status(made, members, summarize_progress(made, members), done=done)
     return stands.reached, stands.placed
 
 
@@ -158,16 +167,16 @@ def test_a_service_has_arrived_once_its_generation_is_out() -> None:
 def test_a_service_that_is_being_deleted_does_not_arrive_any_more() -> None:
     """Nothing is wanted of it, so all that is wanted stands."""
     made = workload("service", ROLLED, deleting=True, replicas=1)
-    stands = standing(made, [], progress(made, []))
+    stands = workload_goal_status(made, [], summarize_progress(made, []))
     assert not stands.reached and "deleted" in stands.failed
 
 
 def test_what_holds_one_that_is_ready_but_not_said_to_be_out_are_the_controllers() -> None:
     members = replicas(P.SERVING)
     made = workload("service", replicas=1)
-    assert "controllers" in standing(made, members, progress(made, members)).limit
+    assert "controllers" in workload_goal_status(made, members, summarize_progress(made, members)).limit
     task = workload("job", replicas=1)
-    assert standing(task, replicas(P.RUNNING), progress(task, replicas(P.RUNNING)), done=True).limit == ""
+    assert workload_goal_status(task, replicas(P.RUNNING), summarize_progress(task, replicas(P.RUNNING)), done=True).limit == ""
 
 
 def test_a_job_has_arrived_when_it_runs__or_if_asked_when_it_is_done() -> None:
@@ -177,14 +186,14 @@ def test_a_job_has_arrived_when_it_runs__or_if_asked_when_it_is_done() -> None:
 
 
 def test_a_workload_that_is_being_deleted_wants_nothing() -> None:
-    found = progress(workload(replicas=3, deleting=True), replicas(P.STOPPING))
+    found = summarize_progress(workload(replicas=3, deleting=True), replicas(P.STOPPING))
     assert (found.wanted, found.limit) == (0, "deleting")
 
 
 def test_stages_that_equally_many_have_reached_are_told_once() -> None:
     assert (
-        funnel_words(funnel(replicas(P.PENDING, P.BOUND, P.SERVING), 4, "service"))
+        format_funnel(funnel(replicas(P.PENDING, P.BOUND, P.SERVING), 4, "service"))
         == "admitted 4 > queued 3 > bound 2 > serving 1"
     )
-    assert funnel_words(funnel(replicas(P.SERVING, P.SERVING), 2, "service")) == "serving 2"
-    assert funnel_words(funnel(replicas(P.RUNNING), 1, "job")) == "running 1 > done 0"
+    assert format_funnel(funnel(replicas(P.SERVING, P.SERVING), 2, "service")) == "serving 2"
+    assert format_funnel(funnel(replicas(P.RUNNING), 1, "job")) == "running 1 > done 0"
