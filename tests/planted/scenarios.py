@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from remit.commitment import authority, outcomes
-from remit.model.kinds import Tenant
-from remit.model.policies import TenantLimits
+from remit.model.kinds import Tenant, TenantLimits
 from remit.simulate.actors import policy_publishers, users
 from remit.simulate.scenarios import Scenario, load, parse
 from remit.simulate.world.runner import SimProgram

@@ -55,10 +55,22 @@ from remit.model.claims import (
     Vacate,
     Verdict,
 )
-from remit.model.kinds import Affinity, DeviceRequest, NodeHealth, Placement, Policy, PolicySpec, Spread, Toleration, Workload
+from remit.model.kinds import (
+    Affinity,
+    DeviceRequest,
+    NodeHealth,
+    Placement,
+    Policy,
+    PolicyAllow,
+    PolicyMatch,
+    PolicyRule,
+    PolicySpec,
+    Spread,
+    Toleration,
+    Workload,
+)
 from remit.model.metadata import Condition, Metadata
 from remit.model.objects import AnyObject
-from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Duration
 from remit.simulate.checkers.reference.ledger_sums import ledger_limits, node_limits, total_sums

@@ -14,10 +14,9 @@ from remit.commitment.rulings.registry import RULINGS
 from remit.law import ledgers
 from remit.law.lifecycle import OWNERS, TRANSITIONS
 from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, Refused, Reserve, Role
-from remit.model.kinds import Affinity, DeviceRequest, NodeHealth, Placement, Policy, PolicySpec
+from remit.model.kinds import Affinity, DeviceRequest, NodeHealth, Placement, Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.kinds import Spread as SpreadTerm
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from remit.simulate.checkers.quota_checks import compare_scopes

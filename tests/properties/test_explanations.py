@@ -15,13 +15,14 @@ from remit.model.kinds import (
     NodeHealth,
     NodeStatus,
     Placement,
+    PolicyAllow,
+    PolicyRule,
     Spread,
     Taint,
     Tenant,
     TenantSpec,
 )
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyRule
 from tests.properties.authority_world import amounts, workload
 from tests.unit.observation.row_fixtures import ready
 from tests.unit.proposal.cluster_fixtures import A_GPU, Cluster, smaller

@@ -40,9 +40,8 @@ from remit.model.claims import (
     Spawn,
     operation_id,
 )
-from remit.model.kinds import Policy, PolicySpec, Region
+from remit.model.kinds import Policy, PolicyAllow, PolicyRule, PolicySpec, Region
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount
 from remit.store.protocol import StoreError

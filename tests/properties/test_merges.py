@@ -69,6 +69,8 @@ from remit.model.kinds import (
     NodeStatus,
     Placement,
     Policy,
+    PolicyAllow,
+    PolicyRule,
     PolicySpec,
     Rollout,
     Spread,
@@ -80,7 +82,6 @@ from remit.model.kinds import (
 )
 from remit.model.metadata import Condition, Deadline, Metadata, RecordMetadata
 from remit.model.objects import AnyObject, key
-from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import (
     DecisionSpec,
     EventSpec,

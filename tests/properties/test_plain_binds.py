@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from remit.commitment.rulings import placement
 from remit.model.claims import Apply, Bind, Code, Delete, Evidence, Mark, Refused
-from remit.model.kinds import NodeHealth, Policy, PolicySpec
+from remit.model.kinds import NodeHealth, Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyRule
 from tests.properties.authority_world import OPERATOR, Scope, node, story
 from tests.properties.books_check import stale
 from tests.properties.test_authority_machine import APART, DEEDS, books, summed

@@ -16,9 +16,8 @@ from remit.commitment.books import DecisionTime
 from remit.commitment.draft import Draft
 from remit.law.fit import RULES, mask, misfits, owned_anti_affinity
 from remit.model.claims import Apply, Delete, Spawn
-from remit.model.kinds import Policy, PolicySpec, Workload
+from remit.model.kinds import Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec, Workload
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.observation.frozen_view import compare, recompute
 from remit.observation.node_columns import translate_requirements
 from remit.observation.scheduler_view import LIST_RANGES, SchedulerView

@@ -12,8 +12,17 @@ from remit.law import shared_requirements
 from remit.law.fit import Requirements, cached_static_misfit, static_misfit
 from remit.law.requirements import compile_requirements
 from remit.law.shared_requirements import RequirementsInterner
-from remit.model.kinds import Affinity, Placement, PolicySpec, Spread, Template, WorkloadSpec
-from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
+from remit.model.kinds import (
+    Affinity,
+    Placement,
+    PolicyAllow,
+    PolicyMatch,
+    PolicyRule,
+    PolicySpec,
+    Spread,
+    Template,
+    WorkloadSpec,
+)
 from remit.model.resources import Amount
 from tests.properties.books_check import LOOKED_UP, compared
 from tests.unit.law.fit_oracle import Scene, Work

@@ -46,6 +46,9 @@ from remit.model.kinds import (
     NodeSpec,
     Placement,
     Policy,
+    PolicyAllow,
+    PolicyMatch,
+    PolicyRule,
     PolicySpec,
     Template,
     Tenant,
@@ -55,7 +58,6 @@ from remit.model.kinds import (
 )
 from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject
-from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import WHOLE_DEVICE, Amount, Duration
 from remit.store.protocol import HEAD, Commit, Committed, Conflict, Guard
 from remit.store.sqlite.store import SqliteStore

@@ -47,7 +47,7 @@ from remit.bench.load.http_load import (
 from remit.bench.load.load_generator import LoadResult
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.client.remote_store import RemoteStore
-from remit.model.identity import TokenRole
+from remit.model.kinds import TokenRole
 from remit.store.protocol import WatchEvent
 
 BEAT_MS: Final = 2_000

@@ -29,8 +29,8 @@ from remit.client.http_link import ScopeConnection
 from remit.client.rpc import EndpointCall
 from remit.law.timing import Timing
 from remit.model.claims import Accepted, Acquire, Actor, Role
-from remit.model.identity import Token, TokenRole, TokenSpec, expiry_after, token_digest
-from remit.model.kinds import Tenant, TenantSpec
+from remit.model.identity import expiry_after, token_digest
+from remit.model.kinds import Tenant, TenantSpec, Token, TokenRole, TokenSpec
 from remit.model.metadata import Metadata
 from remit.model.objects import enc_hook
 from remit.model.resources import Amount, Duration

@@ -1,8 +1,8 @@
 """Loads all rows at takeover, and marks the state of a restored scope as unconfirmed.
 
-Loading: rows enter the books through the same code as new ones (`Draft.put`), in an order that satisfies references:
-regions, nodes and tenants; generations and policies; grants from parents to children; replicas; and reservations last,
-because they post less while their victims still hold capacity. Loading writes nothing.
+Loading: rows enter the books through the same code as new ones (`Draft.put`), in an order that satisfies references: kind by
+kind in the order of the registry, grants from parents to children, and reservations after all other replicas, because they
+post less while their victims still hold capacity. Loading writes nothing.
 
 Restore: a backup is older than the present. Since it was made, replicas were bound and released, and grants were made and
 returned. The first batches of a new incarnation therefore change the restored state (the authority commits them):
@@ -20,6 +20,7 @@ returned. The first batches of a new incarnation therefore change the restored s
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -32,6 +33,7 @@ from remit.commitment.rulings.peer_scopes import PEER_PREFIX, peer_record, put_p
 from remit.law.ledgers import SCOPE_PREFIX
 from remit.law.lifecycle import find_transition
 from remit.model.kinds import NodeHealth
+from remit.model.kinds.registry import DEFINITIONS
 from remit.model.metadata import RecordMetadata
 from remit.model.objects import AnyObject, decode
 from remit.model.records import (
@@ -52,22 +54,9 @@ from remit.store.protocol import PAGE_ROWS_MAX, Compacted, Corrupt, Head, Page, 
 RevisionSource = Callable[[], int]
 """Returns the revision to read at."""
 
-KINDS_BEFORE_REPLICAS = (
-    "Region",
-    "NodePool",
-    "Node",
-    "Tenant",
-    "PriorityClass",
-    "Policy",
-    "PolicyRevision",
-    "Generation",
-    "Workload",
-)
 READ_ATTEMPTS = 3
 LOOKBACK_SEQUENCES = 16
 """Sequences read per step when searching backwards for the last batch that has a row."""
-
-KINDS_AFTER_REPLICAS = ("Token", "Secret", "Config", "Allotment", "Override", "Peer", "Lease", "Summary")
 
 
 async def load(
@@ -81,13 +70,13 @@ async def load(
     revision_now = now or (lambda: position.revision)
     books = Books()
     books.loaded_revision = position.revision
-    for kind in KINDS_BEFORE_REPLICAS:
-        await _absorb_kind(store, books, kind, revision_now, time)
-    await _absorb_grants(store, books, revision_now, time)
-    await _absorb_replicas(store, books, revision_now, time)
-    for kind in KINDS_AFTER_REPLICAS:
-        await _absorb_kind(store, books, kind, revision_now, time)
-    notes = [(row.revision, row.key) for kind in ("event/", "decision/") async for row in read_rows(store, kind, revision_now)]
+    notes: list[tuple[int, str]] = []
+    for definition in DEFINITIONS:
+        if definition.note:
+            notes += [(row.revision, row.key) async for row in read_rows(store, f"{definition.prefix}/", revision_now)]
+        else:
+            absorb = _ABSORBERS.get(definition.kind, _absorb_rows)
+            await absorb(store, books, f"{definition.prefix}/", revision_now, time)
     books.notes = dict.fromkeys(name for _, name in sorted(notes))
     return books, await _load_outcomes(store, position.head, revision_now)
 
@@ -120,15 +109,16 @@ async def _read_page(store: Store, prefix: str, revision_now: RevisionSource, af
     return await store.range(prefix, after=after, limit=limit, revision=revision_now())
 
 
-async def _absorb_kind(store: Store, books: Books, kind: str, revision_now: RevisionSource, time: DecisionTime) -> None:
-    async for row in read_rows(store, f"{kind.lower()}/", revision_now):
+async def _absorb_rows(store: Store, books: Books, prefix: str, revision_now: RevisionSource, time: DecisionTime) -> None:
+    async for row in read_rows(store, prefix, revision_now):
         draft = Draft(books, time, takeover=True)
         draft.put(_decode_row(row))
         books.absorb(draft, row.revision, {row.key: row.value})
 
 
-async def _absorb_grants(store: Store, books: Books, revision_now: RevisionSource, time: DecisionTime) -> None:
-    rows = [(row, _decode_row(row)) async for row in read_rows(store, "grant/", revision_now)]
+async def _absorb_grants(store: Store, books: Books, prefix: str, revision_now: RevisionSource, time: DecisionTime) -> None:
+    """Absorb grants from parents to children."""
+    rows = [(row, _decode_row(row)) async for row in read_rows(store, prefix, revision_now)]
     grants = {obj.metadata.name: (row, obj) for row, obj in rows if isinstance(obj, Grant)}
     while grants:
         ready = [name for name, (_, grant) in grants.items() if grant.spec.parent not in grants]
@@ -141,10 +131,11 @@ async def _absorb_grants(store: Store, books: Books, revision_now: RevisionSourc
             books.absorb(draft, row.revision, {row.key: row.value})
 
 
-async def _absorb_replicas(store: Store, books: Books, revision_now: RevisionSource, time: DecisionTime) -> None:
+async def _absorb_replicas(store: Store, books: Books, prefix: str, revision_now: RevisionSource, time: DecisionTime) -> None:
+    """Absorb replicas page by page, and reservations last."""
     reserved: list[tuple[Row, Replica]] = []
     draft, encoded, revisions = Draft(books, time, takeover=True), dict[str, bytes](), dict[str, int]()
-    async for row in read_rows(store, "replica/", revision_now):
+    async for row in read_rows(store, prefix, revision_now):
         replica = _decode_row(row)
         if not isinstance(replica, Replica):
             raise Corrupt(f"row {row.key} contains a {type(replica).__name__}, not a Replica; restore a backup")
@@ -161,6 +152,10 @@ async def _absorb_replicas(store: Store, books: Books, revision_now: RevisionSou
         draft = Draft(books, time, takeover=True)
         draft.put_replica(row.key, None, replica)
         _absorb_page(books, draft, {row.key: row.value}, {row.key: row.revision})
+
+
+_ABSORBERS: Final = {"Grant": _absorb_grants, "Replica": _absorb_replicas}
+"""Kinds whose rows are absorbed in an order of their own."""
 
 
 def _absorb_page(books: Books, draft: Draft, encoded: dict[str, bytes], revisions: dict[str, int]) -> None:

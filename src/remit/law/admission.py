@@ -28,8 +28,7 @@ from msgspec.structs import replace
 from remit.law.fetch_policy import host_denial_reason
 from remit.law.requirements import WORKLOAD_LABEL, rule_matches
 from remit.model.artifacts import InvalidSource, parse_source
-from remit.model.kinds import PolicySpec, Template, WorkloadSpec
-from remit.model.policies import PRIORITY_LIMIT, PolicyRule
+from remit.model.kinds import PRIORITY_LIMIT, PolicyRule, PolicySpec, Template, WorkloadSpec
 from remit.model.problems import one_of
 from remit.model.resources import Amount
 

@@ -28,7 +28,7 @@ from remit.model.claims import (
     Vacate,
 )
 from remit.model.identity import Principal
-from remit.model.objects import TENANTED
+from remit.model.kinds.registry import BY_KIND
 from remit.model.records import Phase, Replica
 from remit.model.wire.agent_messages import NodeHeartbeat, SecretMaterialRequest
 
@@ -42,10 +42,6 @@ ROLES: Final[dict[str, frozenset[Role]]] = {
 """The roles in which the holder of a component token may act."""
 
 AGENT_CLAIMS: Final[tuple[type[Claim], ...]] = (Acquire, Vacate, Apply, Move, SetCondition, Abandon)
-TENANT_READABLE_KINDS: Final = frozenset({"Region", "NodePool", "PriorityClass", "Tenant"})
-"""Kinds without a tenant that workloads refer to, so that users of a tenant may read them. Of the tenants, they may read only
-their own.
-"""
 
 
 def actor_of(principal: Principal) -> Actor:
@@ -64,9 +60,10 @@ def may_read(principal: Principal, kind: str, tenant: str, name: str = "") -> bo
     """
     if not principal.tenant:
         return True
-    if kind in TENANTED:
+    definition = BY_KIND[kind]
+    if definition.tenanted:
         return tenant == principal.tenant
-    return kind in TENANT_READABLE_KINDS and (kind != "Tenant" or name == principal.tenant)
+    return definition.tenant_readable and (kind != "Tenant" or name == principal.tenant)
 
 
 def may_write(principal: Principal) -> bool:

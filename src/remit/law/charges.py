@@ -13,9 +13,9 @@ from remit.law.fit import Requirements
 from remit.law.ledgers import DEVICE_PREFIX
 from remit.law.lifecycle import HOLDING_PHASES
 from remit.model.kinds import Workload
+from remit.model.kinds.registry import DEFINITIONS
 from remit.model.objects import encode, encode_spec
 from remit.model.records import Phase, Replica
-from remit.model.secrets import Config, Secret
 
 Pairs = tuple[tuple[str, int], ...]
 
@@ -108,7 +108,8 @@ def _subtract(counts: dict[str, int], pairs: Pairs) -> None:
             counts[name] = remaining if remaining > 0 else 0
 
 
-LIMITED_KINDS: Final = (Workload, Secret, Config)
+TENANT_LIMITS: Final = {definition.struct: definition.tenant_limit for definition in DEFINITIONS if definition.tenant_limit}
+"""Field of `TenantLimits` that limits the number of objects, by type."""
 LIMIT_FIELDS: Final = {"replicas": "spec.replicas", "bytes": "spec"}
 """The field that causes a charge, for limits that are not simply the number of objects."""
 
@@ -118,24 +119,21 @@ LimitUsage = dict[tuple[str, str], int]
 
 def limit_charges(obj: Any) -> dict[str, int]:
     """Returns what an object uses of each tenant limit."""
-    if obj is None:
+    limit = TENANT_LIMITS.get(type(obj))
+    if limit is None:
         return {}
-    match obj:
-        case Workload(spec=spec):
-            replicas = 0 if spec.type == "daemon" else max(spec.replicas, spec.completions)
-            return {"workloads": 1, "replicas": replicas, "bytes": len(encode_spec(spec))}
-        case Secret(spec=spec):
-            return {"secrets": 1, "bytes": len(encode(spec))}
-        case Config(spec=spec):
-            return {"configs": 1, "bytes": len(encode(spec))}
-    return {}
+    if isinstance(obj, Workload):
+        spec = obj.spec
+        replicas = 0 if spec.type == "daemon" else max(spec.replicas, spec.completions)
+        return {limit: 1, "replicas": replicas, "bytes": len(encode_spec(spec))}
+    return {limit: 1, "bytes": len(encode(obj.spec))}
 
 
 def post_charge_difference(usage: LimitUsage, before: Any, after: Any) -> None:
     """Updates the usage for an object that changed from `before` to `after`; None means no object. The status is not
     charged.
     """
-    if not isinstance(before if after is None else after, LIMITED_KINDS):
+    if type(before if after is None else after) not in TENANT_LIMITS:
         return
     if before is not None and after is not None and before.spec is after.spec:
         return

@@ -30,9 +30,8 @@ from remit.law.fit import (
 )
 from remit.law.selectors import expressions, selects
 from remit.model.claims import Code
-from remit.model.kinds import DeviceRequest, Placement, PolicySpec, Taint, Toleration, WorkloadSpec
+from remit.model.kinds import DeviceRequest, Placement, PolicyMatch, PolicySpec, Taint, Toleration, WorkloadSpec
 from remit.model.metadata import Deadline
-from remit.model.policies import PolicyMatch
 from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE, Amount, parse_quantity
 
 WORKLOAD_LABEL: Final = "remit/workload"

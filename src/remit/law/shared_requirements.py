@@ -15,10 +15,9 @@ from remit.law.admission import NO_POLICIES, Admission
 from remit.law.fit import Requirements
 from remit.law.requirements import WORKLOAD_LABEL, compile_requirements, rule_matches
 from remit.law.selectors import selects
-from remit.model.kinds import PolicySpec, WorkloadSpec
+from remit.model.kinds import PolicyRule, PolicySpec, WorkloadSpec
 from remit.model.metadata import Deadline
 from remit.model.objects import encode
-from remit.model.policies import PolicyRule
 
 SHARED_MAX: Final = 4_096
 """Bound of the cache of shared requirements. It is emptied when it is full."""

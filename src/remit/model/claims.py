@@ -21,6 +21,7 @@ from remit.model.metadata import Condition, Natural
 from remit.model.objects import AnyObject, dec_hook, enc_hook
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role as Role
 
 OperationID = NewType("OperationID", str)
 
@@ -37,26 +38,6 @@ def parse_operation_id(operation: str) -> tuple[str, int] | None:
     if len(parts) != 3 or not parts[0] or not parts[2] or len(operation) > 128:
         return None
     return (parts[0], int(parts[1])) if parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 16 else None
-
-
-class Role(StrEnum):
-    """The capacity in which an actor makes a claim. Each lifecycle transition is owned by exactly one role."""
-
-    __hash__ = str.__hash__  # Enum's own hash is written in Python, and every claim looks roles up.
-
-    USER = "user"
-    OPERATOR = "operator"
-    SCHEDULER = "scheduler"
-    AGENT = "agent"
-    NODES = "node-lifecycle"
-    REPAIR = "repair"
-    ROLLOUT = "rollout"
-    WORKLOADS = "workloads"
-    ENDPOINTS = "endpoints"
-    BUDGETS = "budgets"
-    POLICY = "policy"
-    AUTOSCALER = "autoscaler"
-    AUTHORITY = "authority"
 
 
 class Actor(Struct, frozen=True, omit_defaults=True, gc=False):

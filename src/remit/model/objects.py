@@ -1,6 +1,7 @@
-"""Kind registry, store keys, API paths, JSON encoding and decoding of objects.
+"""Store keys, API paths, JSON encoding and decoding of objects.
 
-The server, its OpenAPI description and the client all take kinds, keys and paths from here. No I/O.
+The server, its OpenAPI description and the client all take keys and paths from here. Derived from the definitions of the kinds
+(kinds/registry.py). No I/O.
 """
 
 from __future__ import annotations
@@ -8,33 +9,23 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Final, get_args
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
-from remit.model.identity import Token
-from remit.model.kinds import Allotment, Node, NodePool, Override, Policy, PriorityClass, Region, Tenant, Workload
+from remit.model.kinds.registry import DEFINITIONS
+from remit.model.kinds.registry import AnyObject as AnyObject
 from remit.model.metadata import Object
-from remit.model.records import Decision, Event, Generation, Grant, Lease, Peer, PolicyRevision, Replica, Summary
 from remit.model.resources import Amount, Duration, format_duration
-from remit.model.secrets import Config, Secret
 
-AnyObject = (
-    Region | Node | NodePool | Tenant | PriorityClass | Policy | Workload | Secret | Config | Allotment | Override
-    | Token | Replica | Generation | PolicyRevision | Grant | Peer | Lease | Decision | Event | Summary
-)  # fmt: skip
-
-KINDS: dict[str, type[Object]] = {cls.__struct_config__.tag: cls for cls in get_args(AnyObject)}
+KINDS: dict[str, type[Object]] = {definition.kind: definition.struct for definition in DEFINITIONS}
 """All kinds by name."""
 
-TENANTED = frozenset({"Workload", "Secret", "Config", "Allotment", "Replica", "Generation", "Decision"})
+TENANTED: Final = frozenset(definition.kind for definition in DEFINITIONS if definition.tenanted)
 """Kinds whose names are unique only within a tenant."""
 
-DECLARED = (
-    "Region", "Node", "NodePool", "Tenant", "PriorityClass", "Policy", "Workload", "Secret", "Config", "Allotment", "Override",
-    "Token",
-)  # fmt: skip
+DECLARED: Final = tuple(definition.kind for definition in DEFINITIONS if definition.is_declared)
 """Kinds that users declare. The other kinds are records of the authority."""
 
 
@@ -130,8 +121,10 @@ def cache_decoded(value: bytes, obj: AnyObject) -> None:
         _decoded[value] = obj
 
 
-_KEY_PREFIXES = {kind: (kind.lower(), kind in TENANTED) for kind in KINDS}
-_KEY_PREFIXES_BY_TYPE = {cls: _KEY_PREFIXES[kind] for kind, cls in KINDS.items()}
+_KEY_PREFIXES = {definition.kind: (definition.prefix, definition.tenanted) for definition in DEFINITIONS}
+_KEY_PREFIXES_BY_TYPE: dict[type, tuple[str, bool]] = {
+    definition.struct: (definition.prefix, definition.tenanted) for definition in DEFINITIONS
+}
 
 
 def key_of(kind: str, name: str, tenant: str = "") -> str:
@@ -145,9 +138,7 @@ def key(obj: AnyObject) -> str:
     return f"{prefix}/{obj.metadata.tenant}/{obj.metadata.name}" if tenanted else f"{prefix}/{obj.metadata.name}"
 
 
-_IRREGULAR_PLURALS: Final = {"Policy": "policies", "PriorityClass": "priorityclasses", "Summary": "summaries"}
-
-PLURALS: Final = {kind: _IRREGULAR_PLURALS.get(kind, f"{kind.lower()}s") for kind in KINDS}
+PLURALS: Final = {definition.kind: definition.plural for definition in DEFINITIONS}
 """The plural of each kind, as used in API paths."""
 
 BY_PLURAL: Final = {plural: kind for kind, plural in PLURALS.items()}

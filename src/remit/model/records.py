@@ -6,11 +6,13 @@ Also PolicyRevision and Peer. Users never declare these kinds; the authority wri
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, field
 
-from remit.model.kinds import PolicySpec, WorkloadSpec
+from remit.model.kinds.definition import KindDefinition, ListColumn
+from remit.model.kinds.policy import PolicySpec
+from remit.model.kinds.workload import WorkloadSpec
 from remit.model.metadata import Deadline, Natural, Object, Quota, Record, RecordMetadata
 from remit.model.resources import Amount, Duration
 
@@ -69,6 +71,27 @@ class Replica(Object, tag="Replica", frozen=True, kw_only=True):
     status: ReplicaStatus = ReplicaStatus()
 
 
+REPLICA: Final = KindDefinition(
+    struct=Replica,
+    plural="replicas",
+    aliases=("rp", "r"),
+    foreign_names=("pod", "pods", "po", "alloc", "allocs", "allocation", "allocations", "task", "tasks"),
+    tenanted=True,
+    columns=(
+        ListColumn("PHASE", least=8),
+        ListColumn("NODE", "status.node", least=8),
+        ListColumn("ATTEMPT", "status.attempt", right=True),
+        ListColumn("RESTARTS", right=True),
+        ListColumn("REASON", fluid=True),
+        ListColumn("WORKLOAD", "spec.workload", wide=True),
+        ListColumn("GENERATION", "spec.generation", wide=True, right=True),
+        ListColumn("PRIORITY", "spec.priority", wide=True, right=True),
+        ListColumn("PORTS", wide=True),
+        ListColumn("DEVICES", wide=True),
+    ),
+)
+
+
 class GenerationSpec(Record, frozen=True):
     """One generation of a workload. It is kept while replicas of it exist, and for rollback."""
 
@@ -83,6 +106,22 @@ class Generation(Object, tag="Generation", frozen=True, kw_only=True):
     spec: GenerationSpec
 
 
+GENERATION: Final = KindDefinition(
+    struct=Generation,
+    plural="generations",
+    aliases=("gen",),
+    tenanted=True,
+    scheduler_view=True,
+    composed_name=True,
+    columns=(
+        ListColumn("WORKLOAD", "spec.workload"),
+        ListColumn("GENERATION", "spec.generation", right=True),
+        ListColumn("TYPE", "spec.spec.type"),
+        ListColumn("REPLICAS", "spec.spec.replicas", right=True),
+    ),
+)
+
+
 class PolicyRevisionSpec(Record, frozen=True):
     """All policies of one numbered publication. `deadline` is set if it was adopted from another scope, on lease."""
 
@@ -94,6 +133,15 @@ class PolicyRevisionSpec(Record, frozen=True):
 class PolicyRevision(Object, tag="PolicyRevision", frozen=True, kw_only=True):
     metadata: RecordMetadata
     spec: PolicyRevisionSpec
+
+
+POLICY_REVISION: Final = KindDefinition(
+    struct=PolicyRevision,
+    plural="policyrevisions",
+    aliases=("pr",),
+    scheduler_view=True,
+    columns=(ListColumn("NUMBER", "spec.number", right=True), ListColumn("POLICIES", "spec.policies", "names", fluid=True)),
+)
 
 
 class GrantSpec(Record, frozen=True):
@@ -139,6 +187,22 @@ class Grant(Object, tag="Grant", frozen=True, kw_only=True):
     status: GrantStatus = GrantStatus()
 
 
+GRANT: Final = KindDefinition(
+    struct=Grant,
+    plural="grants",
+    aliases=("gr",),
+    scheduler_view=True,
+    columns=(
+        ListColumn("HOLDER", "spec.holder"),
+        ListColumn("PURPOSE", "spec.purpose"),
+        ListColumn("FOR", "spec.tenant"),
+        ListColumn("AMOUNT", "spec.amount", fluid=True),
+        ListColumn("PHASE", "status.phase"),
+        ListColumn("PARENT", "spec.parent"),
+    ),
+)
+
+
 class PeerConfirmation(StrEnum):
     """Whether a peer has confirmed what it holds from this scope. `met`: not yet, and nothing depends on it. `awaited`: not
     since a restore of this scope, which issues no grants to other scopes until the peer confirms. `vouched`: confirmed.
@@ -164,6 +228,13 @@ class Peer(Object, tag="Peer", frozen=True, kw_only=True):
     spec: PeerSpec
 
 
+PEER: Final = KindDefinition(
+    struct=Peer,
+    plural="peers",
+    columns=(ListColumn("STANDING", "spec.standing"), ListColumn("INCARNATION", "spec.incarnation")),
+)
+
+
 class LeaseSpec(Record, frozen=True):
     """The right to act in a role, valid while the holder renews it. Renewals are kept in the authority's memory only; the epoch
     is the fencing token.
@@ -177,6 +248,18 @@ class LeaseSpec(Record, frozen=True):
 class Lease(Object, tag="Lease", frozen=True, kw_only=True):
     metadata: RecordMetadata
     spec: LeaseSpec
+
+
+LEASE: Final = KindDefinition(
+    struct=Lease,
+    plural="leases",
+    aliases=("ls",),
+    columns=(
+        ListColumn("HOLDER", "spec.holder"),
+        ListColumn("EPOCH", "spec.epoch", right=True),
+        ListColumn("TTL", "spec.ttl", right=True),
+    ),
+)
 
 
 class DecisionCandidate(Record, frozen=True):
@@ -234,6 +317,23 @@ class Decision(Object, tag="Decision", frozen=True, kw_only=True):
     spec: DecisionSpec
 
 
+DECISION: Final = KindDefinition(
+    struct=Decision,
+    plural="decisions",
+    aliases=("dec",),
+    tenanted=True,
+    note=True,
+    composed_name=True,
+    columns=(
+        ListColumn("VERDICT", "spec.verdict"),
+        ListColumn("REASON", "spec.reason"),
+        ListColumn("PLACED", right=True),
+        ListColumn("FIT", right=True),
+        ListColumn("DETAIL", "spec.detail", fluid=True),
+    ),
+)
+
+
 class EventSpec(Record, frozen=True):
     regarding: str
     type: Literal["Normal", "Warning"] = "Normal"
@@ -246,6 +346,22 @@ class EventSpec(Record, frozen=True):
 class Event(Object, tag="Event", frozen=True, kw_only=True):
     metadata: RecordMetadata
     spec: EventSpec
+
+
+EVENT: Final = KindDefinition(
+    struct=Event,
+    plural="events",
+    aliases=("ev",),
+    note=True,
+    columns=(
+        ListColumn("TYPE"),
+        ListColumn("REASON", "spec.reason"),
+        ListColumn("REGARDING", "spec.regarding"),
+        ListColumn("FROM", "spec.source"),
+        ListColumn("COUNT", "spec.count", right=True),
+        ListColumn("MESSAGE", "spec.message", fluid=True),
+    ),
+)
 
 
 class SummarySpec(Record, frozen=True):
@@ -261,3 +377,12 @@ class SummarySpec(Record, frozen=True):
 class Summary(Object, tag="Summary", frozen=True, kw_only=True):
     metadata: RecordMetadata
     spec: SummarySpec
+
+
+SUMMARY: Final = KindDefinition(
+    struct=Summary,
+    plural="summaries",
+    aliases=("sum",),
+    scheduler_view=True,
+    columns=(ListColumn("HOLDER", "spec.holder"), ListColumn("EPOCH", right=True), ListColumn("USED", "spec.used", fluid=True)),
+)

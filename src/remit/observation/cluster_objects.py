@@ -13,6 +13,7 @@ import msgspec
 
 from remit.law.ledgers import ledgers_of
 from remit.model.kinds import Node, NodeHealth, Override, PriorityClass, Tenant
+from remit.model.kinds.registry import DEFINITIONS
 from remit.model.objects import dec_hook
 from remit.model.records import Grant, PolicyRevision, Summary
 from remit.observation.hints import PREFIX, Hints
@@ -57,12 +58,18 @@ class ViewChanges:
         self.no_longer_pending[slot] = None
 
 
+_VIEWED: Final = tuple(definition for definition in DEFINITIONS if definition.scheduler_view)
+VIEWED_PREFIXES: Final = tuple(f"{definition.prefix}/" for definition in _VIEWED)
+"""Key prefixes of these rows, in the order in which they are listed."""
+
+_UNDECODED_KINDS: Final = ("Workload", "Generation")
+"""Kinds of which the view keeps columns; `ShapeTable` decodes only the fields that it needs."""
+
 _DECODERS: Final[Mapping[str, Any]] = {
-    kind.__name__.lower(): msgspec.json.Decoder(kind, dec_hook=dec_hook).decode
-    for kind in (Node, Override, PriorityClass, Summary, Tenant, PolicyRevision, Grant)
+    definition.prefix: msgspec.json.Decoder(definition.struct, dec_hook=dec_hook).decode
+    for definition in _VIEWED
+    if definition.kind not in _UNDECODED_KINDS
 }
-KINDS: Final = ("node", "override", "priorityclass", "summary", "tenant", "policyrevision", "workload", "generation", "grant")
-"""Kinds in the order in which they are listed. A new kind needs a line in `ClusterObjects.apply`."""
 
 
 class AffectedHolds(NamedTuple):
@@ -89,7 +96,7 @@ class ClusterObjects:
         self._columns, self._shapes, self._quota_ledgers, self._peers = columns, shapes, quota_ledgers, peers
 
     def is_relevant(self, key: str) -> bool:
-        return key.partition("/")[0] in KINDS
+        return key.startswith(VIEWED_PREFIXES)
 
     def affected_by(self, changes: Sequence[RowChange]) -> AffectedHolds:
         rows, ledgers, rewritten = set[int](), set[str](), set[int]()

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from remit.model.kinds.registry import BY_PREFIX
 from remit.observation.cluster_objects import ClusterObjects
 from remit.observation.replica_table import ReplicaTable
 from remit.observation.shapes import ShapeTable
@@ -46,9 +47,9 @@ class ListRange(NamedTuple):
     after: str = ""
 
 
-ALL_RANGES: Final = ListRange("allotment/"), ListRange("", "batch0")
-"""All keys except `batch/…`: those rows grow with the run and no observer reads them. `batch0` is the first key after every
-`batch/…`, and only allotments sort before them.
+ALL_RANGES: Final = (*(ListRange(f"{prefix}/") for prefix in sorted(BY_PREFIX) if prefix < "batch"), ListRange("", "batch0"))
+"""All keys except `batch/…`: those rows grow with the run and no observer reads them. Kinds whose keys sort before them have a
+range each; `batch0` is the first key after every `batch/…`.
 """
 
 

@@ -25,7 +25,7 @@ from remit.law.charges import node_charge, replica_postings
 from remit.law.fit import Requirements
 from remit.law.ledgers import DEVICE_PREFIX, GrantLedger
 from remit.model.records import Phase, PolicyRevision
-from remit.observation.cluster_objects import KINDS, ClusterObjects, ViewChanges
+from remit.observation.cluster_objects import VIEWED_PREFIXES, ClusterObjects, ViewChanges
 from remit.observation.column_table import NONE
 from remit.observation.node_columns import Ints, NodeColumns
 from remit.observation.postings import PostingBatch, QuotaLedgers
@@ -46,7 +46,7 @@ from remit.observation.topology_counts import ViewPeerCounts
 from remit.store.protocol import Corrupt, Head, Row, RowChange, WatchEvent
 from remit.world.interfaces import Clock
 
-LIST_RANGES: Final = (ListRange(RESTORE_MARKER), *(ListRange(f"{kind}/") for kind in KINDS), ListRange("replica/"))
+LIST_RANGES: Final = (ListRange(RESTORE_MARKER), *map(ListRange, VIEWED_PREFIXES), ListRange("replica/"))
 """The key ranges a view lists, in dependency order: every row comes after the rows it refers to."""
 
 ASSUMED_MS_MAX: Final = 30_000

@@ -27,9 +27,8 @@ from remit.law.fit import PeerIndex, Requirements, owned_anti_affinity
 from remit.law.requirements import WORKLOAD_LABEL, compile_requirements, rule_matches
 from remit.law.selectors import selects
 from remit.law.shared_requirements import peer_identity
-from remit.model.kinds import WorkloadSpec
+from remit.model.kinds import PolicyRule, WorkloadSpec
 from remit.model.objects import dec_hook
-from remit.model.policies import PolicyRule
 from remit.model.records import Generation, PolicyRevision
 from remit.model.resources import Duration
 from remit.observation.column_table import NONE, Pool, Table

@@ -16,13 +16,14 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
+from remit.model.kinds.registry import DEFINITIONS
 from remit.model.objects import decode_cached
 from remit.model.records import Phase, Replica
 from remit.observation.reflector import RESTORE_MARKER, WatchPosition
 from remit.store.protocol import HEAD, Head, Row, WatchEvent
 from remit.world.interfaces import Clock
 
-_IGNORED_PREFIXES: Final = ("batch/", "event/", "decision/")
+_IGNORED_PREFIXES: Final = ("batch/", *(f"{definition.prefix}/" for definition in DEFINITIONS if definition.note))
 """Rows that grow with the run and that no reader of the cache decides by."""
 _UNDECODED_PREFIX: Final = "generation/"
 """Generations come with every workload and are looked up rather than followed, so listeners get the undecoded `CachedRow`."""

@@ -21,8 +21,8 @@ from starlette.responses import Response
 
 from remit import __version__
 from remit.model.claims import Accepted, Apply, Code
+from remit.model.kinds import Secret
 from remit.model.objects import decode
-from remit.model.secrets import Secret
 from remit.model.wire.api_types import OPERATION_HEADER, RotateAnswer
 from remit.serve.auth.access_control import forbidden
 from remit.serve.http.replies import ApiProblem, unavailable

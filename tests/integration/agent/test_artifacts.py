@@ -15,12 +15,21 @@ from msgspec.structs import replace
 
 from remit.model.artifacts import Artifact, HostPath, PolicyPermit, Scratch, Volume
 from remit.model.claims import Accepted, Delete
-from remit.model.kinds import HttpProbe, Policy, PolicySpec, PortRequest, Probe, Probes, Workload
+from remit.model.kinds import (
+    HttpProbe,
+    Policy,
+    PolicyRule,
+    PolicySpec,
+    PortRequest,
+    Probe,
+    Probes,
+    Secret,
+    SecretSpec,
+    Workload,
+)
 from remit.model.manifests.reader import read
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyRule
 from remit.model.resources import Duration
-from remit.model.secrets import Secret, SecretSpec
 from remit.serve.auth.secrets import Keyring
 from remit.world.files.disk import FileDisk
 from remit.world.randomness import RandomIds

@@ -12,10 +12,9 @@ import pytest
 
 from remit.agent.setup import build_secret_files
 from remit.model.claims import Delete
-from remit.model.kinds import ExecProbe, Mount, Probe, Probes, Restart
+from remit.model.kinds import Config, DataSpec, ExecProbe, Mount, Probe, Probes, Restart, Secret, SecretSpec
 from remit.model.metadata import Metadata
 from remit.model.resources import Duration
-from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
 from remit.serve.auth.secrets import Keyring
 from remit.world.files.disk import FileDisk
 from remit.world.randomness import RandomIds

@@ -19,12 +19,24 @@ from remit.client.api import ALL_TENANTS, Api, ApiError, Bookmark, Changed, Dele
 from remit.client.blocking import BlockingApi
 from remit.client.http_link import connect
 from remit.model.claims import Accepted, Acquire, Actor, Operation, Role
-from remit.model.identity import Token, TokenSpec, token_digest
-from remit.model.kinds import Region, Template, Tenant, TenantSpec, Workload, WorkloadSpec
+from remit.model.identity import token_digest
+from remit.model.kinds import (
+    Config,
+    DataSpec,
+    Region,
+    Secret,
+    SecretSpec,
+    Template,
+    Tenant,
+    TenantSpec,
+    Token,
+    TokenSpec,
+    Workload,
+    WorkloadSpec,
+)
 from remit.model.metadata import Metadata
 from remit.model.records import Replica
 from remit.model.resources import Amount, Duration
-from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
 from remit.world.production import production
 from tests.integration.client.tcp_proxy import proxied
 from tests.integration.serve.server_process import BEAT, Server

@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from remit.model.kinds import Config, DataSpec
 from remit.model.metadata import Metadata
-from remit.model.secrets import Config, DataSpec
 from tests.unit.client.raw_http import Cut, Said, raw_server
 
 TOKEN = "a-token"

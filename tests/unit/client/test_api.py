@@ -11,7 +11,7 @@ import pytest
 
 from remit.client.api import ALL_TENANTS, Api, ApiError, NotYet, Unanswered
 from remit.client.api_caller import ApiCaller
-from remit.model.secrets import Config
+from remit.model.kinds import Config
 from tests.unit.client.fake_api import TOKEN, FakeApi, Fault, config, serving
 from tests.unit.client.raw_http import Said, raw_server
 

@@ -15,7 +15,7 @@ from remit.client.api import ALL_TENANTS, Api, ApiError, Changed, Deleted, ListR
 from remit.client.blocking import BlockingApi
 from remit.client.retry import RetryPolicy
 from remit.client.watch import Bookmark
-from remit.model.secrets import Config
+from remit.model.kinds import Config
 from tests.unit.client.fake_api import TOKEN, FakeApi, serving
 from tests.unit.client.raw_http import Said, raw_server
 

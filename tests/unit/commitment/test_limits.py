@@ -25,9 +25,8 @@ from remit.model.claims import (
     SetCondition,
     Vacate,
 )
-from remit.model.kinds import Policy, PolicySpec
+from remit.model.kinds import Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.metadata import Condition, Metadata
-from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, SummarySpec
 from remit.model.resources import Duration
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, story, workload

@@ -8,8 +8,8 @@ from remit.commitment import batch as module
 from remit.commitment import outcomes as kept
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, AuditEntry, BatchRecord, Outcomes, batch_key
 from remit.model.claims import Abandon, Accepted, Apply, Code, Delete, Operation, OperationID, Refused, Spawn
+from remit.model.kinds import Config, DataSpec
 from remit.model.metadata import Metadata
-from remit.model.secrets import Config, DataSpec
 from remit.store import chain
 from tests.properties.authority_world import USER, Scope, story, workload
 from tests.unit.commitment.authority_fixture import spawned

@@ -23,9 +23,8 @@ from remit.model.claims import (
     Spawn,
     Verdict,
 )
-from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicySpec, Spread, Standby
+from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicyAllow, PolicyRule, PolicySpec, Spread, Standby
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload

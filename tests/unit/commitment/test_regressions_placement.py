@@ -5,9 +5,19 @@ from __future__ import annotations
 import pytest
 
 from remit.model.claims import Apply, Bind, BindGang, Close, Code, Issue, Mark, Refused, Reserve, Spawn
-from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicySpec, PriorityClass, PriorityClassSpec, Toleration
+from remit.model.kinds import (
+    Affinity,
+    NodeHealth,
+    Placement,
+    Policy,
+    PolicyMatch,
+    PolicyRule,
+    PolicySpec,
+    PriorityClass,
+    PriorityClassSpec,
+    Toleration,
+)
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyMatch, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, USER, Scope, amounts, node, story, tenant, workload

@@ -32,12 +32,11 @@ from remit.model.claims import (
     Refused,
     Role,
 )
-from remit.model.kinds import Placement
+from remit.model.kinds import Config, DataSpec, Placement
 from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.objects import encode
 from remit.model.records import DecisionSpec, EventSpec, Grant, Lease, LeaseSpec
 from remit.model.resources import Duration
-from remit.model.secrets import Config, DataSpec
 from remit.store import chain
 from remit.store.protocol import VALUE_BYTES_MAX, Corrupt
 from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, story, workload

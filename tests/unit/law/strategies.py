@@ -21,6 +21,9 @@ from remit.model.kinds import (
     NodeSpec,
     NodeStatus,
     Placement,
+    PolicyAllow,
+    PolicyMatch,
+    PolicyRule,
     PolicySpec,
     Spread,
     Taint,
@@ -29,7 +32,6 @@ from remit.model.kinds import (
     WorkloadSpec,
 )
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
 from remit.observation.node_columns import NodeFree
 from tests.unit.law.fit_oracle import Scene, Work

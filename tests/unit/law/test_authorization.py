@@ -22,11 +22,10 @@ from remit.model.claims import (
     Vacate,
 )
 from remit.model.identity import Principal
-from remit.model.kinds import Node, NodeHealth, NodeSpec
+from remit.model.kinds import Config, DataSpec, Node, NodeHealth, NodeSpec
 from remit.model.metadata import Condition, Metadata
 from remit.model.records import EventSpec
 from remit.model.resources import Amount, Duration
-from remit.model.secrets import Config, DataSpec
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
 
 AGENT = Principal("a", "machine-1", "agent", nodes=frozenset({"n1", "n2"}))

@@ -9,8 +9,7 @@ import pytest
 from remit.law.admission import Permissions, permission_violation, permissions_of
 from remit.law.fetch_policy import address_denial_reason, host_denial_reason
 from remit.model.artifacts import Artifact, HostPath, InvalidSource, PolicyPermit, Rootfs, Volume, parse_source
-from remit.model.kinds import PolicySpec, Template
-from remit.model.policies import PolicyMatch, PolicyRule
+from remit.model.kinds import PolicyMatch, PolicyRule, PolicySpec, Template
 
 DIGEST = "0" * 64
 OWN = [

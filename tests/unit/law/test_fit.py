@@ -18,6 +18,9 @@ from remit.model.kinds import (
     NodeSpec,
     NodeStatus,
     Placement,
+    PolicyAllow,
+    PolicyMatch,
+    PolicyRule,
     PolicySpec,
     Spread,
     Taint,
@@ -27,7 +30,6 @@ from remit.model.kinds import (
     WorkloadSpec,
 )
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
 from remit.observation.node_columns import NodeFree
 from tests.unit.law.scalar_fit import OneNode, PlainPeers

@@ -7,10 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.model.kinds import Node, NodeHealth, NodeStatus, PolicySpec, Tenant, TenantSpec, Workload
+from remit.model.kinds import Node, NodeHealth, NodeStatus, PolicyRule, PolicySpec, Tenant, TenantSpec, Workload
 from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.objects import AnyObject, encode, key
-from remit.model.policies import PolicyRule
 from remit.model.records import (
     Generation,
     GenerationSpec,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from remit.model.kinds import Affinity, Placement, Spread
+from remit.model.kinds import Affinity, Placement, PolicyAllow, PolicyMatch, PolicyRule, Spread
 from remit.model.metadata import Deadline
-from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from tests.unit.observation.row_fixtures import Told, policy, ready, tenant, work
 
 APART = Placement(anti_affinity=(Affinity(label_selector={"app": "shy"}, topology_key="node"),))

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from remit.assembly import ServerParts, build_server
 from remit.law.timing import Timing
-from remit.model.identity import TokenRole
+from remit.model.kinds import TokenRole
 from remit.serve.auth.enrollment import ensure_bootstrap_token
 from remit.serve.http.app import Application
 from remit.serve.http.route_table import ROUTES

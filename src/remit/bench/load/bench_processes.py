@@ -17,8 +17,7 @@ from typing import Any, Final
 from remit.agent.setup import AgentDirectory
 from remit.cli.session.token_files import ensure_issued_token
 from remit.client.api import Api
-from remit.model.identity import TokenRole
-from remit.model.kinds import Node, NodeHealth
+from remit.model.kinds import Node, NodeHealth, TokenRole
 from remit.world.clock import BootClock
 from remit.world.interfaces import Clock
 from remit.world.process import procfs

@@ -18,12 +18,11 @@ from remit.bench.load.load_generator import LoadPlan, LoadResult
 from remit.cli.local.server import TOKEN_FILE_NAME
 from remit.cli.session.token_files import generate_token
 from remit.client.http_transport import HttpTransport
-from remit.model.identity import Token, TokenRole, TokenSpec, expiry_after, token_digest
-from remit.model.kinds import Tenant, TenantSpec
+from remit.model.identity import expiry_after, token_digest
+from remit.model.kinds import Tenant, TenantLimits, TenantSpec, Token, TokenRole, TokenSpec
 from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject
-from remit.model.policies import TenantLimits
 from remit.model.resources import Amount
 from remit.store.protocol import Commit
 from remit.store.sqlite.store import SqliteStore

@@ -19,7 +19,7 @@ from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from remit.client.api import Api
-    from remit.model.identity import Token
+    from remit.model.kinds import Token
     from remit.store.chain import ReplacedStore, RestoreReport
     from remit.store.sqlite.backup import BackupLabel
 
@@ -191,7 +191,7 @@ def _revived(old: Path, data: Path) -> list[str]:
 
 
 def _tokens(file: Path) -> dict[str, Token]:
-    from remit.model.identity import Token
+    from remit.model.kinds import Token
     from remit.model.objects import decode, key_of
     from remit.store.protocol import PAGE_ROWS_MAX
     from remit.store.sqlite.database_file import DatabaseFile

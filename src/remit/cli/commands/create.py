@@ -22,7 +22,7 @@ from remit.model.secrets import PLAIN_CHARS_MAX
 
 if TYPE_CHECKING:
     from remit.client.api import Api
-    from remit.model.secrets import Config, Secret
+    from remit.model.kinds import Config, Secret
 
 STDIN: Final = "-"
 _BYTES_MAX: Final = 4 * PLAIN_CHARS_MAX
@@ -65,8 +65,8 @@ def _given(command: Callable[..., None]) -> Callable[..., None]:
 @server_options()
 def secret(asked: CommandContext, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
     """Create the secret NAME. The server seals its values and never returns them."""
+    from remit.model.kinds import Secret, SecretSpec
     from remit.model.metadata import Metadata
-    from remit.model.secrets import Secret, SecretSpec
 
     thing = Secret(metadata=Metadata(name=name), spec=SecretSpec(data=data_of(files, words)))
     call_server(asked, lambda api: _send(api, asked, thing, replace))
@@ -81,8 +81,8 @@ def secret(asked: CommandContext, name: str, files: tuple[str, ...], words: tupl
 @server_options()
 def config(asked: CommandContext, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
     """Create the config NAME."""
+    from remit.model.kinds import Config, DataSpec
     from remit.model.metadata import Metadata
-    from remit.model.secrets import Config, DataSpec
 
     thing = Config(metadata=Metadata(name=name), spec=DataSpec(data=data_of(files, words)))
     call_server(asked, lambda api: _send(api, asked, thing, replace))

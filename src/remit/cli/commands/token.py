@@ -16,12 +16,12 @@ import click
 
 from remit.cli.main import examples
 from remit.cli.session.server_call import CommandContext, call_server, server_options
-from remit.model.identity import TokenRole
+from remit.model.kinds import TokenRole
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from remit.client.api import Api
-    from remit.model.identity import Token
+    from remit.model.kinds import Token
 
 TERMS: Final = {"join": "1h", "agent": "365d", "scheduler": "365d", "controllers": "365d"}
 TERM: Final = "90d"
@@ -130,7 +130,8 @@ def _called(role: str, subject: str, tenant: str, nonce: str) -> str:
 def _declared(
     made: str, called: str, role: TokenRole, subject: str, tenant: str, nodes: tuple[str, ...], expires: str
 ) -> Token:
-    from remit.model.identity import Token, TokenSpec, expiry_after, token_digest
+    from remit.model.identity import expiry_after, token_digest
+    from remit.model.kinds import Token, TokenSpec
     from remit.model.manifests.validation import validate
     from remit.model.metadata import Metadata
     from remit.model.resources import parse_duration
@@ -194,7 +195,7 @@ def revoke(asked: CommandContext, names: tuple[str, ...]) -> None:
 
 
 async def _revoke(api: Api, names: tuple[str, ...]) -> None:
-    from remit.model.identity import Token
+    from remit.model.kinds import Token
 
     for name in names:
         await api.patch(Token, name, {"spec": {"revoked": True}})

@@ -217,10 +217,11 @@ def _check_tenant(things: object, tenant: str) -> None:
 
 def _complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """For the shell: the kinds that begin like this, in whatever case."""
-    from remit.model.manifests.json_schema import SUMMARIES
+    from remit.model.kinds.registry import DEFINITIONS
 
     begun = incomplete.lower()
-    return [CompletionItem(kind, help=summary) for kind, summary in SUMMARIES.items() if kind.lower().startswith(begun)]
+    declared = (definition for definition in DEFINITIONS if definition.is_declared)
+    return [CompletionItem(one.kind, help=one.summary) for one in declared if one.prefix.startswith(begun)]
 
 
 @click.command(
@@ -236,7 +237,8 @@ def _complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) 
 def schema(kind: str | None, all_kinds: bool) -> None:
     """Print the JSON Schema of a KIND, for editors; without one, list the kinds."""
     from remit.model import objects
-    from remit.model.manifests.json_schema import SUMMARIES, schema, schema_of_all
+    from remit.model.kinds.registry import DEFINITIONS
+    from remit.model.manifests.json_schema import schema, schema_of_all
 
     if kind and all_kinds:
         raise click.UsageError("name a KIND, or write --all, but not both")
@@ -250,6 +252,7 @@ def schema(kind: str | None, all_kinds: bool) -> None:
             raise click.UsageError(f"there is no kind {quoted(kind)}; {cure}")
         click.echo(json.dumps(schema(known), indent=2))
     else:
-        width = max(map(len, SUMMARIES))
-        for name, summary in SUMMARIES.items():
+        summaries = {definition.kind: definition.summary for definition in DEFINITIONS if definition.is_declared}
+        width = max(map(len, summaries))
+        for name, summary in summaries.items():
             click.echo(f"{name:<{width}}  {summary}")

@@ -11,8 +11,22 @@ from typing import Any, Final, NamedTuple
 
 from remit.cli.output.console import BAD, FAINT, GOOD, UNSURE, Cell, Cells, Column
 from remit.cli.session.workload_progress import PendingReason, ProgressSummary, condition_of, format_stages, pending_reason
-from remit.model.identity import AUDIENCES, Token
-from remit.model.kinds import Allotment, Node, NodeHealth, NodePool, Override, Policy, PriorityClass, Region, Tenant, Workload
+from remit.model.identity import AUDIENCES
+from remit.model.kinds import (
+    Allotment,
+    Config,
+    Node,
+    NodeHealth,
+    NodePool,
+    Override,
+    Policy,
+    PriorityClass,
+    Region,
+    Secret,
+    Tenant,
+    Token,
+    Workload,
+)
 from remit.model.metadata import Metadata
 from remit.model.objects import DECLARED, AnyObject
 from remit.model.records import (
@@ -28,7 +42,6 @@ from remit.model.records import (
     Summary,
 )
 from remit.model.resources import Amount
-from remit.model.secrets import Config, Secret
 from remit.model.wire.api_types import EndpointItem, NodeTop, ReplicaTop
 
 NONE: Final = "-"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from remit.model.identity import TOKEN_PREFIX, TokenRole
+from remit.model.identity import TOKEN_PREFIX
+from remit.model.kinds import TokenRole
 from remit.model.problems import escaped
 from remit.world.interfaces import Ids
 
@@ -46,7 +47,8 @@ async def ensure_component_token(
 
 async def ensure_issued_token(file: Path, api: Api, ids: Ids, role: TokenRole, *, nodes: Sequence[str] = ()) -> str:
     """The token in a file, which is made with its file if there is none: an admin tells the server of it."""
-    from remit.model.identity import Token, TokenSpec, expiry_after, token_digest
+    from remit.model.identity import expiry_after, token_digest
+    from remit.model.kinds import Token, TokenSpec
     from remit.model.metadata import Metadata
     from remit.serve.auth.enrollment import BOOTSTRAP_TOKEN_TTL_MS, bootstrap_token_name
     from remit.world.clock import BootClock

@@ -15,10 +15,9 @@ from msgspec.structs import replace
 from remit.commitment.draft import Draft
 from remit.commitment.rulings.registry import refuse
 from remit.law.admission import BY_POLICY_CONDITION, apply_policy_defaults, forbidden_field
-from remit.law.charges import LIMIT_FIELDS, LIMITED_KINDS, limit_charges
+from remit.law.charges import LIMIT_FIELDS, TENANT_LIMITS, limit_charges
 from remit.model.claims import Code, Operation, Refused, Role
-from remit.model.identity import Token
-from remit.model.kinds import Policy, Tenant, Workload, WorkloadSpec
+from remit.model.kinds import Policy, Tenant, Token, Workload, WorkloadSpec
 from remit.model.metadata import Condition
 from remit.model.objects import AnyObject, key_of
 
@@ -29,7 +28,7 @@ def check_admission(draft: Draft, operation: Operation, obj: AnyObject, before: 
     """Refuse an object that policies or tenant limits forbid. `before` is the current object, or None."""
     if isinstance(obj, Policy):
         return _check_priority_classes(draft, obj)
-    if not isinstance(obj, LIMITED_KINDS):
+    if type(obj) not in TENANT_LIMITS:
         return None
     # A controller that rolls back sends a spec that was admitted once. It gets the policies' current defaults, and is not
     # refused.

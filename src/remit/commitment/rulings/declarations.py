@@ -29,14 +29,25 @@ from remit.law.overrides import is_live
 from remit.law.requirements import WORKLOAD_LABEL, compile_requirements
 from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Adopt, Apply, Code, Delete, Operation, Refused, Role, Rollback
-from remit.model.identity import Token
-from remit.model.kinds import Node, Override, OverrideStatus, Placement, Policy, PolicySpec, Tenant, Workload, WorkloadSpec
+from remit.model.kinds import (
+    Node,
+    Override,
+    OverrideStatus,
+    Placement,
+    Policy,
+    PolicySpec,
+    Secret,
+    Tenant,
+    Token,
+    Workload,
+    WorkloadSpec,
+)
 from remit.model.manifests.validation import validate
 from remit.model.metadata import Deadline, Metadata, Owner, RecordMetadata
 from remit.model.objects import DECLARED, TENANTED, AnyObject, encode, key, key_of
 from remit.model.problems import an
 from remit.model.records import Generation, GenerationSpec, PolicyRevision, PolicyRevisionSpec
-from remit.model.secrets import Secret, is_sealed
+from remit.model.secrets import is_sealed
 
 GENERATIONS_KEPT = 10
 INITIAL_REPLICAS_MAX = 100

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 
 from remit.model import objects
 from remit.model.constraints import ConstraintViolation, FieldConstraint, NonZeroDuration, text_of
-from remit.model.identity import INSTANT
+from remit.model.kinds import INSTANT
 from remit.model.manifests.documents import DocumentNode
 from remit.model.manifests.suggestions import ALIASES
 from remit.model.problems import Path, Problems, an, closest_name, did_you_mean, one_of, quoted

@@ -12,6 +12,7 @@ from msgspec import inspect
 
 from remit.model import metadata, objects, resources
 from remit.model.constraints import NUL_PATTERN
+from remit.model.kinds.registry import BY_KIND
 from remit.model.manifests.type_checks import (
     DEVICE_NAME_PATTERN,
     RESOURCE_ALIASES,
@@ -22,22 +23,6 @@ from remit.model.manifests.type_checks import (
 from remit.model.resources import INTERNAL_PREFIXES, Duration
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-SUMMARIES = {
-    "Region": "a place with zones, its own authority and its own store",
-    "Node": "a machine: its region and zone, capacity, devices and taints",
-    "NodePool": "a group of identical nodes, and how many an autoscaler may run",
-    "Tenant": "an owner of workloads: quota, emergency quota and weight",
-    "PriorityClass": "a named priority; a higher number is more urgent",
-    "Policy": "rules on where workloads may run, and on their priority",
-    "Workload": "a job, service or daemon: what to run, how many replicas, and where",
-    "Secret": "values that only the replicas which mount them can read",
-    "Config": "values for the replicas which mount them",
-    "Allotment": "how many replicas of a workload a region is to run",
-    "Override": "a temporary exception by an operator: pause, avoid, pin, boost",
-    "Token": "an API token: its role, its expiry and its digest",
-}
-"""One-line description of each declared kind."""
 
 _QUANTITY_DESCRIPTIONS = {"share": "a part of one device, 1m to 999m"}
 _QUANTITY = f"^{resources.QUANTITY}$"
@@ -83,7 +68,7 @@ class SchemaWriter:
         type_ = cast(inspect.StructType, inspect.type_info(objects.KINDS[kind]))
         reference = self._struct(type_)
         definition = self.definitions[kind]
-        definition["description"] = SUMMARIES.get(kind, definition.get("description", ""))
+        definition["description"] = BY_KIND[kind].summary or definition.get("description", "")
         definition["required"] = sorted({"apiVersion", "kind", *definition["required"]})
         definition["properties"] = {
             "apiVersion": {"const": metadata.API_VERSION},

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import inspect
 
 from remit.model import objects
-from remit.model.kinds import Workload, WorkloadSpec
+from remit.model.kinds import Secret, Workload, WorkloadSpec
 from remit.model.manifests.documents import JSON_BYTES_MAX, JSON_NODES_MAX, DocumentNode, Position, ValueType
 from remit.model.manifests.field_rules import FieldRules
 from remit.model.manifests.suggestions import FieldIndex
@@ -29,7 +29,7 @@ from remit.model.metadata import API_VERSION, DNS_LABEL, END, LABEL_VALUE, Metad
 from remit.model.objects import encode_spec
 from remit.model.problems import Problem, Problems
 from remit.model.resources import Amount, Duration
-from remit.model.secrets import Secret, sealing_overhead_bytes
+from remit.model.secrets import sealing_overhead_bytes
 
 V = TypeVar("V")
 

@@ -18,7 +18,8 @@ from typing import Any, Final
 from remit.client.remote_store import RangeRequest, WatchRequest
 from remit.client.rpc import EndpointCall
 from remit.law import authorization
-from remit.model.identity import Principal, Token, principal_of, token_digest
+from remit.model.identity import Principal, principal_of, token_digest
+from remit.model.kinds import Token
 from remit.model.objects import TENANTED, AnyObject
 from remit.model.problems import an, quoted
 from remit.model.wire.agent_messages import AssignmentsRequest, SecretMaterialRequest

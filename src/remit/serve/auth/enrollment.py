@@ -26,13 +26,11 @@ from remit.model.identity import (
     JoinResponse,
     Principal,
     RenewRequest,
-    Token,
-    TokenRole,
-    TokenSpec,
     expiry_after,
     join_fingerprint,
     token_digest,
 )
+from remit.model.kinds import Token, TokenRole, TokenSpec
 from remit.model.metadata import Metadata
 from remit.model.objects import decode, key_of
 from remit.serve.auth.access_control import forbidden, unauthenticated

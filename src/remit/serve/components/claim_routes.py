@@ -17,9 +17,9 @@ from starlette.responses import Response
 
 from remit.client.rpc import UNREADABLE_PREFIX, EndpointCall
 from remit.model.claims import Apply, Code, Operation, Refused, Verdict
+from remit.model.kinds import Secret
 from remit.model.objects import dec_hook
 from remit.model.problems import escaped
-from remit.model.secrets import Secret
 from remit.model.wire.api_types import AuditItem
 from remit.serve.auth.access_control import check_component_call, check_component_stream
 from remit.serve.http.bodies import offload_if_large, parse_strict_json

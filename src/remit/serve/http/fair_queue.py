@@ -27,9 +27,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 from remit.model.identity import Principal
-from remit.model.kinds import Tenant, Workload
+from remit.model.kinds import Tenant, TenantLimits, Workload
 from remit.model.objects import AnyObject, key_of
-from remit.model.policies import TenantLimits
 from remit.serve.http.replies import ApiProblem
 from remit.serve.http.request_context import Headers
 from remit.serve.http.routes import TRIAL_COST, Route

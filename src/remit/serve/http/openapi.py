@@ -11,60 +11,14 @@ from typing import Any, Final, get_args
 
 from remit import __version__
 from remit.model import objects
-from remit.model.manifests.json_schema import SUMMARIES, SchemaWriter
-from remit.model.metadata import API_VERSION, DNS_LABEL
+from remit.model.kinds.registry import BY_KIND, DEFINITIONS
+from remit.model.manifests.json_schema import SchemaWriter
+from remit.model.metadata import DNS_LABEL
 from remit.model.wire.api_types import PROBLEM_TYPE, PlannedPlacement, ProblemAnswer
 from remit.proposal.explain.result_types import PendingExplanation
 from remit.serve.http.routes import NDJSON, Parameter, ResponseSpec, Route
 
-
-def _manifest(kind: str, name: str, spec: dict[str, Any], tenant: str = "") -> dict[str, Any]:
-    metadata = {"name": name, "tenant": tenant} if tenant else {"name": name}
-    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
-
-
-_NODE_SPEC: Final = {"region": "eu-central", "capacity": {"cpu": "32", "memory": "128Gi"}}
-_TEMPLATE: Final = {
-    "command": ["python3", "-m", "http.server", "$(PORT_http)"],
-    "ports": [{"name": "http"}],
-    "resources": {"cpu": "500m", "memory": "256Mi"},
-    "probes": {"ready": {"http": {"port": "http", "path": "/"}, "period": "2s"}},
-}
-
-EXAMPLE_MANIFESTS: Final[dict[str, dict[str, Any]]] = {
-    "Region": _manifest("Region", "eu-central", {"zones": ["eu-central-a", "eu-central-b"]}),
-    "Node": _manifest("Node", "node-7", {**_NODE_SPEC, "zone": "eu-central-a"}),
-    "NodePool": _manifest("NodePool", "general", {**_NODE_SPEC, "zones": ["eu-central-a"], "max": 20}),
-    "Tenant": _manifest("Tenant", "risk", {"quota": {"cpu": "200", "memory": "512Gi"}}),
-    "PriorityClass": _manifest("PriorityClass", "critical", {"value": 1000}),
-    "Policy": _manifest(
-        "Policy",
-        "residency",
-        {"rules": [{"match": {"tenants": ["risk"]}, "allow": {"regions": ["eu-central"]}, "reason": "data stays in the EU"}]},
-    ),
-    "Workload": _manifest("Workload", "risk-api", {"type": "service", "replicas": 4, "template": _TEMPLATE}, "risk"),
-    "Secret": _manifest("Secret", "risk-db", {"data": {"password": "correct horse battery staple"}}, "risk"),
-    "Config": _manifest("Config", "risk-settings", {"data": {"MODE": "live"}}, "risk"),
-    "Allotment": _manifest(
-        "Allotment", "risk-api-eu-west", {"workload": "risk-api", "region": "eu-west", "replicas": 2}, "risk"
-    ),
-    "Override": _manifest(
-        "Override",
-        "avoid-zone-b",
-        {
-            "effect": "avoid",
-            "scope": {"zones": ["eu-central-b"]},
-            "ttl": "30m",
-            "reason": "the switch of this zone is being replaced",
-            "author": "ann",
-        },
-    ),
-    "Token": _manifest(
-        "Token",
-        "member-risk-ann",
-        {"role": "member", "tenant": "risk", "subject": "ann", "digest": "0" * 64, "expires": "2027-01-31T12:00:00Z"},
-    ),
-}
+EXAMPLE_MANIFESTS: Final = {definition.kind: definition.example for definition in DEFINITIONS if definition.is_declared}
 """One valid example of each declared kind."""
 
 EXAMPLE_NAMES: Final = {"tenant": "risk", "name": "risk-api", "service": "risk-api"}
@@ -161,8 +115,8 @@ def _tags(routes: Sequence[Route]) -> list[str]:
 def _tag_description(tag: str) -> str:
     if tag in TAGS:
         return TAGS[tag]
-    record_text = "a record written by Remit; read-only"
-    description = SUMMARIES.get(tag, record_text)
+    definition = BY_KIND.get(tag)
+    description = (definition.summary if definition is not None else "") or "a record written by Remit; read-only"
     return f"{description[0].upper()}{description[1:]}."
 
 

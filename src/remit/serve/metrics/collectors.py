@@ -14,7 +14,7 @@ from remit.commitment.authority import Authority
 from remit.commitment.metrics import AuthorityMetrics
 from remit.model.claims import Code, Role
 from remit.model.counters import OTHER, BoundedCounter, largest_with_other
-from remit.model.objects import KINDS
+from remit.model.kinds.registry import BY_PREFIX
 from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE
 from remit.serve.metrics.exposition import MetricSource, Sample
 
@@ -31,7 +31,6 @@ TENANTS_MAX: Final = 20
 QUANTILES: Final = ("0.5", "0.9", "0.99", "1")
 QUEUED: Final = "queued"
 _AGENT_LEASE_PREFIX: Final = f"{Role.AGENT}/"
-_KIND_BY_PREFIX: Final = {kind.lower(): kind for kind in KINDS}
 _REASONS: Final = frozenset(Code)
 
 
@@ -61,8 +60,8 @@ def server_metrics(server: ServerContext) -> MetricSource:
             nodes.add(row.obj.status.health.value)
         yield from (Sample("remit_nodes", count, (health,)) for health, count in nodes.items())
         for prefix, count in watch_cache.count_by_kind().items():
-            if prefix in _KIND_BY_PREFIX:
-                yield Sample("remit_objects", count, (_KIND_BY_PREFIX[prefix],))
+            if prefix in BY_PREFIX:
+                yield Sample("remit_objects", count, (BY_PREFIX[prefix].kind,))
         yield Sample("remit_view_age_seconds", watch_cache.age_ms() / 1000, ("server",))
         yield Sample("remit_store_revision", watch_cache.revision)
         yield Sample("remit_watchers", server.open_watches)

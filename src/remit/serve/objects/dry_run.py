@@ -24,18 +24,17 @@ from msgspec.structs import replace
 from remit.commitment.books import Books, DecisionTime
 from remit.commitment.decide import decide
 from remit.commitment.draft import Draft
-from remit.commitment.recovery import KINDS_BEFORE_REPLICAS
 from remit.commitment.rulings.transitions import spawn
 from remit.correction.controllers.desired_replicas import RUNNING_PHASES, DesiredReplicas, available, available_min
 from remit.law.admission import apply_policy_defaults
 from remit.model.claims import Actor, Apply, Operation, OperationID, Refused, Role, Spawn
-from remit.model.kinds import Workload
+from remit.model.kinds import Secret, Workload
+from remit.model.kinds.registry import DEFINITIONS
 from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Metadata
 from remit.model.objects import TENANTED, AnyObject, encode, key, key_of
 from remit.model.problems import Path, format_path
 from remit.model.records import Phase
-from remit.model.secrets import Secret
 from remit.model.wire.api_types import Difference, PlanAnswer, PlanItem, PlannedPlacement
 from remit.observation.replica_table import PENDING
 from remit.observation.scheduler_view import SchedulerView
@@ -199,9 +198,8 @@ def _trial_books(cached: CachedRows, objects: Sequence[AnyObject], time: Decisio
         is_needed = kind != "replica" and (kind not in _NUMEROUS_KINDS or name in named or _workload_key(name) in named)
         if is_needed:
             rows.setdefault(kind, []).append(row)
-    first = [kind.lower() for kind in KINDS_BEFORE_REPLICAS]
-    for kind in sorted(rows, key=lambda kind: (first.index(kind) if kind in first else len(first), kind)):
-        for row in rows[kind]:
+    for definition in DEFINITIONS:
+        for row in rows.get(definition.prefix, ()):
             draft = Draft(books, time, takeover=True)
             draft.put(row.obj)
             books.absorb(draft, row.revision, {})

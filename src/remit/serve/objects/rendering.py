@@ -17,9 +17,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
+from remit.model.kinds import Secret, SecretStatus
+from remit.model.kinds.registry import BY_PREFIX
 from remit.model.metadata import API_VERSION
-from remit.model.objects import KINDS, TENANTED, AnyObject, decode, encode
-from remit.model.secrets import Secret, SecretStatus, plain_bytes
+from remit.model.objects import KINDS, AnyObject, decode, encode
+from remit.model.secrets import plain_bytes
 from remit.model.wire.api_types import GoneMeta, GoneObject
 
 VICTIMS: Final = "victims"
@@ -71,9 +73,6 @@ def _redact_name(name: str, tenant: str, index: int) -> str:
 def _is_own(name: str, tenant: str) -> bool:
     return name.removeprefix("replica/").startswith(f"{tenant}/")
 
-
-KIND_BY_PREFIX: Final = {kind.lower(): kind for kind in KINDS}
-"""Kind by the first part of its keys."""
 
 _WITH_VICTIMS: Final = ("Replica", "Decision")
 _ROW_STARTS: Final = {
@@ -151,11 +150,11 @@ def _redact_secret_row(value: bytes) -> bytes:
 def split_key(key: str) -> tuple[str, str, str]:
     """Split a row key into kind, tenant and name. The kind is empty if it is not the key of an object."""
     prefix, _, rest = key.partition("/")
-    kind = KIND_BY_PREFIX.get(prefix, "")
-    if kind in TENANTED:
-        tenant, _, name = rest.partition("/")
-        return kind, tenant, name
-    return kind, "", rest
+    definition = BY_PREFIX.get(prefix)
+    if definition is None:
+        return "", "", rest
+    tenant, _, name = rest.partition("/") if definition.tenanted else ("", "", rest)
+    return definition.kind, tenant, name
 
 
 def deleted_object(key: str) -> GoneObject:

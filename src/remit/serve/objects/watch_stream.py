@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
+from remit.model.kinds.registry import DEFINITIONS
 from remit.model.objects import decode
 from remit.serve.http.fair_queue import flow_of
 from remit.serve.http.replies import ApiProblem
@@ -37,7 +38,7 @@ from remit.store.protocol import Resync as Lagged
 HEARTBEAT_INTERVALS: Final = 2
 CHANGES_PER_STEP: Final = 32
 """Changes matched against a selector before other tasks get to run."""
-UNCACHED_KINDS: Final = frozenset({"Event", "Decision"})
+UNCACHED_KINDS: Final = frozenset(definition.kind for definition in DEFINITIONS if definition.note)
 """Kinds that grow without bound and are not in the watch cache. Their watches read the store's log throughout."""
 
 

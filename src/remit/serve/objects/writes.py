@@ -32,11 +32,12 @@ from remit.model.claims import (
     Verdict,
     parse_operation_id,
 )
+from remit.model.kinds import Secret
+from remit.model.kinds.registry import DEFINITIONS
 from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject, decode, encode, key, key_of, object_path
 from remit.model.problems import quoted
-from remit.model.secrets import Secret
 from remit.model.wire.api_types import OPERATION_HEADER, ApplyAnswer, ApplyResult, DeleteAnswer
 from remit.serve.auth.access_control import check_may_declare
 from remit.serve.http.bodies import (
@@ -311,10 +312,7 @@ def _delete_response(kind: str, name: str, tenant: str, number: int, revision: i
     return json_response(action, 200 if number else 202, remit_operation_id=operation)
 
 
-APPLY_ORDER: Final = (
-    "Region", "NodePool", "Node", "PriorityClass", "Tenant", "Policy", "Config", "Secret", "Workload", "Allotment", "Override",
-    "Token",
-)  # fmt: skip
+_APPLY_RANKS: Final = {definition.struct: rank for rank, definition in enumerate(DEFINITIONS)}
 """Objects that others refer to come first."""
 
 OWNER_DEPTH_MAX: Final = 64
@@ -449,7 +447,7 @@ def apply_order(objects: Sequence[AnyObject]) -> list[int]:
                 add(owner_index, above | {index})
         ordered[index] = None
 
-    for index in sorted(range(len(objects)), key=lambda index: (APPLY_ORDER.index(type(objects[index]).__name__), index)):
+    for index in sorted(range(len(objects)), key=lambda index: (_APPLY_RANKS[type(objects[index])], index)):
         add(index, frozenset())
     return list(ordered)
 

@@ -58,10 +58,9 @@ from remit.model.claims import (
     Verdict,
     operation_id,
 )
-from remit.model.kinds import NodeHealth, Policy, PolicySpec, Region
+from remit.model.kinds import NodeHealth, Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec, Region
 from remit.model.metadata import Condition, Metadata
 from remit.model.objects import key_of
-from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, Phase, SummarySpec
 from remit.model.resources import Amount, Duration
 from remit.simulate.actors.adversary_limits import LIMIT_ATTEMPTS, LimitAdversary

@@ -17,9 +17,8 @@ from remit.client.authority_client import RetriesExhausted
 from remit.client.endpoint import AuthorityStatus
 from remit.client.lease_holder import LeaseHold
 from remit.model.claims import Adopt, AnyClaim, Apply, Role, Rollback
-from remit.model.kinds import Policy, PolicySpec
+from remit.model.kinds import Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.records import PolicyRevision
 from remit.model.resources import Duration
 from remit.observation.watch_cache import WatchCache

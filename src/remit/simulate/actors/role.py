@@ -20,7 +20,7 @@ from remit.client.rpc import EndpointStub
 from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Operation, Refused, Role, Vacate, Verdict
 from remit.model.resources import Duration
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
-from remit.observation.cluster_objects import KINDS
+from remit.observation.cluster_objects import VIEWED_PREFIXES
 from remit.observation.column_table import NONE
 from remit.observation.reflector import Reflector
 from remit.observation.scheduler_view import SchedulerView
@@ -34,7 +34,7 @@ from remit.world.interfaces import Clock, World
 if TYPE_CHECKING:
     from remit.simulate.actors.agents import SimulatedAgent
 
-VIEW_PREFIXES: Final = ("replica/", *(f"{kind}/" for kind in KINDS))
+VIEW_PREFIXES: Final = ("replica/", *VIEWED_PREFIXES)
 
 
 class RecordedSchedulerView(SchedulerView):

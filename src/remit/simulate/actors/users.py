@@ -15,6 +15,8 @@ from remit.law.ledgers import SCOPE_PREFIX
 from remit.model.claims import Actor, AnyClaim, Apply, DeclareLost, Delete, Operation, Role, Verdict
 from remit.model.kinds import (
     Affinity,
+    Config,
+    DataSpec,
     DeviceRequest,
     Disruption,
     Gang,
@@ -44,7 +46,6 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
-from remit.model.secrets import Config, DataSpec
 from remit.simulate.actors.adversary_tenant import NODE_PREFIX
 from remit.simulate.actors.role import RoleContext
 from remit.simulate.scenarios import LoadSpec

@@ -9,7 +9,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from remit.cli.output.serialization import json_text, manifest_text, plain, yaml_text
-from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec, WorkloadStatus
+from remit.model.kinds import (
+    Config,
+    DataSpec,
+    Node,
+    NodeSpec,
+    Secret,
+    SecretSpec,
+    Template,
+    Workload,
+    WorkloadSpec,
+    WorkloadStatus,
+)
 from remit.model.manifests.documents import DocumentNode as Read
 from remit.model.manifests.documents import read_documents
 from remit.model.manifests.reader import read
@@ -18,7 +29,6 @@ from remit.model.objects import DECLARED
 from remit.model.problems import Problems
 from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount
-from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
 from tests.properties.manifest_strategies import manifests
 
 TEXTS = st.one_of(

@@ -7,12 +7,24 @@ from typing import Any
 from msgspec.structs import replace
 
 from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role, Spawn
-from remit.model.kinds import Placement, Policy, PolicySpec, Standby, Tenant, Workload
+from remit.model.kinds import (
+    Config,
+    DataSpec,
+    Placement,
+    Policy,
+    PolicyAllow,
+    PolicyDefaults,
+    PolicyMatch,
+    PolicyRule,
+    PolicySpec,
+    Standby,
+    Tenant,
+    TenantLimits,
+    Workload,
+)
 from remit.model.metadata import Metadata, Owner
 from remit.model.objects import AnyObject, decode
-from remit.model.policies import PolicyAllow, PolicyDefaults, PolicyMatch, PolicyRule, TenantLimits
 from remit.model.resources import Amount, Duration
-from remit.model.secrets import Config, DataSpec
 from tests.properties.authority_world import OPERATOR, USER, Scope, priority_class, story, tenant, workload
 
 

@@ -10,11 +10,10 @@ from msgspec.structs import replace
 
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused, Spawn
-from remit.model.kinds import DeviceRequest, Node, NodeHealth, NodeStatus, Region, Rollout
+from remit.model.kinds import Config, DataSpec, DeviceRequest, Node, NodeHealth, NodeStatus, Region, Rollout
 from remit.model.manifests.validation import validate
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
-from remit.model.secrets import Config, DataSpec
 from tests.properties.authority_world import OPERATOR, USER, Scope, node, priority_class, story, tenant, workload
 
 

@@ -13,9 +13,8 @@ from remit.commitment.rulings import declarations
 from remit.correction.controllers.desired_replicas import DesiredReplicas
 from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Accepted, Apply, Code, Delete, Forget, Spawn
-from remit.model.kinds import Policy, PolicySpec, Workload
+from remit.model.kinds import Policy, PolicyMatch, PolicyRule, PolicySpec, Workload
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyMatch, PolicyRule
 from tests.properties.authority_world import OPERATOR, USER, Scope, story, tenant, workload
 from tests.unit.commitment.authority_fixture import move
 from tests.unit.correction.controller_fixture import Table, work

@@ -6,9 +6,8 @@ from msgspec.structs import replace
 
 from remit.model.artifacts import Artifact, HostPath, PolicyPermit, Volume
 from remit.model.claims import Adopt, Apply, Bind, Code, Delete, Refused, Reserve, Rollback
-from remit.model.kinds import Policy, PolicySpec, Template, Workload, WorkloadSpec
+from remit.model.kinds import Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec, Template, Workload, WorkloadSpec
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Duration
 from tests.properties.authority_world import OPERATOR, USER, Scope, story
 from tests.unit.commitment.authority_fixture import T1, bind, spawned

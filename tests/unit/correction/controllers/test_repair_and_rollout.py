@@ -15,11 +15,21 @@ from remit.correction.controllers.rollout import RolloutController
 from remit.correction.framework.actions import Action
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.model.claims import Accepted, Close, Code, Delete, Refused
-from remit.model.kinds import Disruption, NodeHealth, Override, OverrideScope, OverrideSpec, OverrideStatus, Rollout, Workload
+from remit.model.kinds import (
+    Config,
+    DataSpec,
+    Disruption,
+    NodeHealth,
+    Override,
+    OverrideScope,
+    OverrideSpec,
+    OverrideStatus,
+    Rollout,
+    Workload,
+)
 from remit.model.metadata import Deadline, Metadata, Owner, RecordMetadata
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus, Phase, Replica
 from remit.model.resources import Amount, Duration
-from remit.model.secrets import Config, DataSpec
 from tests.unit.correction.controller_fixture import Table, ready, replica, short, work
 
 KEY = "workload/t1/w"

@@ -22,13 +22,14 @@ from remit.model.kinds import (
     OverrideSpec,
     OverrideStatus,
     Placement,
+    PolicyAllow,
+    PolicyRule,
     PolicySpec,
     Spread,
     Tenant,
     TenantSpec,
 )
 from remit.model.metadata import Deadline, Metadata, RecordMetadata
-from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import Grant, GrantSpec, GrantStatus, PolicyRevision, PolicyRevisionSpec
 from remit.model.resources import Duration
 from remit.proposal.explain.capacity import compute_capacity

@@ -14,12 +14,13 @@ from remit.model.kinds import (
     OverrideSpec,
     Placement,
     Policy,
+    PolicyAllow,
+    PolicyRule,
     PolicySpec,
     Spread,
     Taint,
 )
 from remit.model.metadata import Metadata
-from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.resources import Duration
 from tests.properties.authority_world import OPERATOR, Scope
 from tests.unit.commitment.authority_fixture import move

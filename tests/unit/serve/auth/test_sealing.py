@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.model import secrets
+from remit.model.kinds import Config, DataSpec, Secret, SecretSpec
 from remit.model.metadata import Metadata
-from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
 from remit.serve.auth.secrets import KEYS_MAX, ClientSealedValue, Keyring, SealingKey, SealingKeys, UnsealError
 from remit.world.files.disk import FileDisk
 from remit.world.interfaces import AccessDenied, DiskError

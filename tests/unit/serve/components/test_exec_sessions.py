@@ -12,9 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from remit.model.identity import token_digest
-from remit.model.kinds import Node
+from remit.model.kinds import Node, PolicyMatch, PolicyRule
 from remit.model.objects import encode, key
-from remit.model.policies import PolicyMatch, PolicyRule
 from remit.model.wire.agent_messages import ExecInputRequest, ExecRequest
 from remit.model.wire.exec_frames import (
     FRAME_BYTES_MAX,

@@ -12,13 +12,19 @@ from msgspec.structs import replace
 from remit.model.claims import Actor, Role
 from remit.model.kinds import (
     Affinity,
+    Config,
+    DataSpec,
     Gang,
     Placement,
     Policy,
+    PolicyAllow,
+    PolicyRule,
     PolicySpec,
     PriorityClass,
     PriorityClassSpec,
     Rollout,
+    Secret,
+    SecretSpec,
     Spread,
     Tenant,
     TenantSpec,
@@ -26,8 +32,6 @@ from remit.model.kinds import (
 )
 from remit.model.metadata import Metadata
 from remit.model.objects import AnyObject, dec_hook, encode
-from remit.model.policies import PolicyAllow, PolicyRule
-from remit.model.secrets import Config, DataSpec, Secret, SecretSpec
 from remit.model.wire.api_types import PlanAnswer, PlanItem
 from remit.proposal.explain.result_types import PendingExplanation
 from remit.serve.auth.secrets import SealingKey, SealingKeys

@@ -1,6 +1,6 @@
-"""Policy rule and tenant limit types.
+"""Kind Policy: rules on where workloads may run, and on their priority.
 
-Types only: law/admission.py and law/requirements.py apply the rules, law/charges.py counts usage against the limits.
+Types only: law/admission.py and law/requirements.py apply the rules.
 """
 
 from __future__ import annotations
@@ -11,29 +11,13 @@ from msgspec import Meta, field
 
 from remit.model.artifacts import PolicyPermit
 from remit.model.constraints import DistinctItems, NonEmptyList, constrained
-from remit.model.metadata import ClassName, Labels, Name, Natural, Priority, Record, Resources, Text
+from remit.model.kinds.definition import KindDefinition, ListColumn, sample
+from remit.model.metadata import ClassName, Labels, Metadata, Name, Object, Priority, Record, Resources, Text
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 
 PRIORITY_LIMIT: Final = 2_000_000_000
 """The highest priority there is."""
-
-
-class TenantLimits(Record, frozen=True):
-    """Limits on what a tenant may declare, and on its request rate, so that no tenant exhausts shared capacity. A limit that is
-    lowered below the present usage removes nothing; it only rejects further growth.
-    """
-
-    workloads: Annotated[Natural, Meta(description="maximum number of workloads")] = 100_000
-    replicas: Annotated[Natural, Meta(description="maximum sum of replicas over all workloads, without daemons")] = 1_000_000
-    secrets: Annotated[Natural, Meta(description="maximum number of secrets")] = 10_000
-    configs: Annotated[Natural, Meta(description="maximum number of configs")] = 10_000
-    bytes: Annotated[Natural, Meta(description="maximum stored size of all declared objects")] = 1 << 30
-    requests_per_second: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="sustained rate of writes and of expensive reads, which count by their cost")
-    ] = 200
-    requests_burst: Annotated[int, Meta(ge=1, le=10_000_000, description="requests that may exceed the rate in one burst")] = (
-        1_000
-    )
 
 
 class PolicyMatch(Record, frozen=True):
@@ -78,3 +62,29 @@ class PolicyRule(Record, frozen=True):
     defaults: PolicyDefaults = PolicyDefaults()
     exec: Annotated[bool, Meta(description="false: remit exec is forbidden in replicas of these workloads")] = True
     reason: Text = ""
+
+
+class PolicySpec(Record, frozen=True):
+    """All rules that match a workload apply to it: a place is allowed only if every matching rule allows it."""
+
+    rules: Annotated[tuple[PolicyRule, ...], Meta(min_length=1, max_length=1024)]
+    description: Text = ""
+
+
+class Policy(Object, tag="Policy", frozen=True, kw_only=True):
+    metadata: Metadata
+    spec: PolicySpec
+
+
+POLICY: Final = KindDefinition(
+    struct=Policy,
+    summary="rules on where workloads may run, and on their priority",
+    plural="policies",
+    aliases=("pol",),
+    declared_by=frozenset({Role.OPERATOR, Role.POLICY}),
+    sample=sample(
+        "residency",
+        {"rules": [{"match": {"tenants": ["risk"]}, "allow": {"regions": ["eu-central"]}, "reason": "data stays in the EU"}]},
+    ),
+    columns=(ListColumn("RULES", "spec.rules", "count", right=True), ListColumn("DESCRIPTION", fluid=True)),
+)

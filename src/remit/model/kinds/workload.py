@@ -1,13 +1,11 @@
-"""Declared kinds: Region, Node, Tenant, PriorityClass, Policy, Workload, Allotment, Override.
+"""Kind Workload: a job, service or daemon, with the template of its replicas and where they may run.
 
-Frozen structs with the same shape in manifests, in the API and in the store. Rules between fields are in
-manifests/field_rules.py; Secret and Config are in secrets.py, Token is in identity.py.
+Rules between fields are in manifests/field_rules.py.
 """
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import Meta, field
 
@@ -18,22 +16,20 @@ from remit.model.constraints import (
     DeviceShare,
     DistinctItems,
     MatchesPattern,
-    MaxDuration,
     MountPoint,
     NamesProgram,
     NonZeroDuration,
-    UserMaximum,
     constrained,
 )
+from remit.model.kinds.definition import KindDefinition, ListColumn, sample
+from remit.model.kinds.region import PlaceNames
 from remit.model.metadata import (
     LINE,
     OPTIONAL_KEY,
-    OPTIONAL_LABEL,
     URL_PATH,
     ClassName,
     Condition,
     Count,
-    Deadline,
     EnvName,
     FileName,
     LabelKey,
@@ -42,155 +38,16 @@ from remit.model.metadata import (
     Line,
     Metadata,
     Name,
-    Natural,
     Object,
     Port,
-    Priority,
-    QualifiedName,
-    Quota,
     Record,
     Resources,
     Text,
-    UserKey,
-    UserLabels,
 )
-from remit.model.policies import PolicyRule, TenantLimits
 from remit.model.resources import Amount, Duration
+from remit.model.roles import PEOPLE, Role
 
-USER_PRIORITY_MAX = 1_000_000_000
-"""Priorities above this are reserved for Remit's own work, which no tenant's workload can preempt."""
-
-PlaceNames = Annotated[tuple[Name, ...], constrained(DistinctItems(), max_length=64)]
 Command = Annotated[tuple[Text, ...], constrained(NamesProgram(), min_length=1, max_length=1024)]
-
-
-class RegionSpec(Record, frozen=True):
-    zones: PlaceNames = ()
-    description: Text = ""
-
-
-class Region(Object, tag="Region", frozen=True, kw_only=True):
-    metadata: Metadata
-    spec: RegionSpec = RegionSpec()
-
-
-TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
-
-
-class Taint(Record, frozen=True):
-    key: UserKey
-    effect: TaintEffect
-    value: LabelValue = ""
-
-
-class Device(Record, frozen=True):
-    """One device of a node: allocated as a whole to one replica, or shared by several in thousandths."""
-
-    name: Name
-    kind: Name
-    model: LabelValue = ""
-
-
-class NodeSpec(Record, frozen=True):
-    region: Name
-    zone: Name
-    capacity: Resources
-    pool: Name = "default"
-    devices: Annotated[tuple[Device, ...], constrained(DistinctItems("name"), max_length=1024)] = ()
-    taints: Annotated[tuple[Taint, ...], Meta(max_length=64)] = ()
-    unschedulable: bool = False
-    draining: bool = False
-    drain_deadline: Annotated[Duration, Meta(description="time limit of a drain; past it the drain is reported as overdue")] = (
-        Duration(600_000)
-    )
-    drain_force: Annotated[bool, Meta(description="past drainDeadline, evict even if that violates disruption limits")] = False
-    address: Annotated[
-        str, Meta(pattern=LINE, max_length=253, description="host on which replicas of this node are reached")
-    ] = ""
-    port: Annotated[int, Meta(ge=0, le=65535, description="port of the agent's own API on that host; 0: none")] = 0
-
-
-class NodeHealth(StrEnum):
-    """The authority's assessment of a node's liveness. Only `ready` nodes take new work."""
-
-    __hash__ = str.__hash__
-
-    JOINING = "joining"
-    READY = "ready"
-    SUSPECT = "suspect"
-    UNKNOWN = "unknown"
-    LOST = "lost"
-
-
-class NodeStatus(Record, frozen=True):
-    health: NodeHealth = NodeHealth.JOINING
-    reason: Text = ""
-    conditions: tuple[Condition, ...] = ()
-
-
-class Node(Object, tag="Node", frozen=True, kw_only=True):
-    metadata: Metadata
-    spec: NodeSpec
-    status: NodeStatus = NodeStatus()
-
-
-class NodePoolSpec(Record, frozen=True):
-    """A group of identical nodes, and the minimum and maximum number that an autoscaler may run."""
-
-    region: Name
-    zones: Annotated[tuple[Name, ...], constrained(DistinctItems(), min_length=1, max_length=64)]
-    capacity: Resources
-    devices: Annotated[tuple[Device, ...], constrained(DistinctItems("name"), max_length=1024)] = ()
-    labels: UserLabels = field(default_factory=dict)
-    taints: Annotated[tuple[Taint, ...], Meta(max_length=64)] = ()
-    min: Count = 0
-    max: Count = 0
-
-
-class NodePool(Object, tag="NodePool", frozen=True, kw_only=True):
-    metadata: Metadata
-    spec: NodePoolSpec
-
-
-# -------------------------------------------------------------------------------------------------------- tenants and policies
-
-
-class TenantSpec(Record, frozen=True):
-    quota: Quota
-    emergency_quota: Quota = Amount()
-    weight: Annotated[int, Meta(ge=1, le=1_000_000)] = 1
-    limits: TenantLimits = TenantLimits()
-
-
-class Tenant(Object, tag="Tenant", frozen=True, kw_only=True):
-    metadata: Metadata
-    spec: TenantSpec
-
-
-class PriorityClassSpec(Record, frozen=True):
-    value: Annotated[Priority, constrained(UserMaximum(USER_PRIORITY_MAX, "priorities"))]
-    preempts: bool = True
-    description: Text = ""
-
-
-class PriorityClass(Object, tag="PriorityClass", frozen=True, kw_only=True):
-    metadata: Metadata
-    spec: PriorityClassSpec
-
-
-class PolicySpec(Record, frozen=True):
-    """All rules that match a workload apply to it: a place is allowed only if every matching rule allows it."""
-
-    rules: Annotated[tuple[PolicyRule, ...], Meta(min_length=1, max_length=1024)]
-    description: Text = ""
-
-
-class Policy(Object, tag="Policy", frozen=True, kw_only=True):
-    metadata: Metadata
-    spec: PolicySpec
-
-
-# --------------------------------------------------------------------------------------------------------------- workloads
 
 
 class DeviceRequest(Record, frozen=True):
@@ -397,88 +254,39 @@ class Workload(Object, tag="Workload", frozen=True, kw_only=True):
     status: WorkloadStatus = WorkloadStatus()
 
 
-class AllotmentSpec(Record, frozen=True):
-    """The number of replicas, of which generation and charged to which grant, that a region is to run of a workload."""
-
-    workload: Name
-    region: Name
-    replicas: Count
-    generation: Natural = 0
-    grant: Annotated[str, Meta(max_length=253)] = ""
-    standby: bool = False
-    when: Literal["region-lost", ""] = ""
-
-
-class Allotment(Object, tag="Allotment", frozen=True, kw_only=True):
-    metadata: Metadata
-    spec: AllotmentSpec
-
-
-# --------------------------------------------------------------------------------------------------------------- overrides
-
-
-OverrideEffect = Literal["pause-expansion", "avoid", "pin", "boost", "hold-repair", "freeze-autoscaler", "lend-budget"]
-"""In order: place nothing new of the workloads; place nothing new on the places; place the workloads only on the places; raise
-the workloads' priority; do not repair; neither add nor remove nodes; let the workloads draw on an additional budget.
-"""
-
-NameList = Annotated[tuple[Name, ...], constrained(DistinctItems(), max_length=1024)]
-
-OVERRIDE_TTL_MS_MAX = 7 * 86_400_000
-
-
-class OverrideScope(Record, frozen=True):
-    """The workloads (by tenant, or as `tenant/name`) and places that an override applies to. The lists add up."""
-
-    tenants: NameList = ()
-    workloads: Annotated[tuple[QualifiedName, ...], constrained(DistinctItems(), max_length=1024)] = ()
-    regions: NameList = ()
-    zones: NameList = ()
-    pools: NameList = ()
-    nodes: NameList = ()
-
-
-class OverrideSpec(Record, frozen=True):
-    """An operator's temporary exception from the rules. `postcondition` describes what must be true when it ends."""
-
-    effect: OverrideEffect
-    scope: OverrideScope
-    ttl: Annotated[
-        Duration,
-        constrained(
-            NonZeroDuration("an override with a ttl of 0 would have no effect", "write how long it is in force, such as 30m"),
-            MaxDuration(OVERRIDE_TTL_MS_MAX, "use at most 7d; for longer, change the Policy or the object itself"),
-        ),
-    ]
-    reason: Annotated[
-        str,
-        constrained(
-            MatchesPattern(r"\S", 4096, "a reason", "write why it is needed, for operators who see it later"), max_length=4096
-        ),
-    ]
-    author: Annotated[
-        str,
-        constrained(
-            MatchesPattern(r"\S", 253, "an author", "write the name of the responsible person"), pattern=LINE, max_length=253
-        ),
-    ]
-    by: Annotated[int, Meta(ge=0, le=USER_PRIORITY_MAX, description="how much a boost adds to the priority")] = 0
-    budget: Annotated[
-        str,
-        constrained(
-            MatchesPattern(OPTIONAL_LABEL, 63, "a DNS label", "use a-z, 0-9 and -, as in the budget's name"), max_length=63
-        ),
-    ] = ""
-    postcondition: Text = ""
-
-
-class OverrideStatus(Record, frozen=True):
-    """`deadline` is set by the authority: the end of the term, on the authority's clock."""
-
-    deadline: Deadline | None = None
-
-
-class Override(Object, tag="Override", frozen=True, kw_only=True):
-    metadata: Metadata
-    spec: OverrideSpec
-    status: OverrideStatus = OverrideStatus()
+WORKLOAD: Final = KindDefinition(
+    struct=Workload,
+    summary="a job, service or daemon: what to run, how many replicas, and where",
+    plural="workloads",
+    aliases=("wl", "w"),
+    foreign_names=(
+        *("deployment", "deployments", "deploy", "job", "jobs", "service", "services", "svc", "daemonset", "daemonsets", "ds"),
+        *("statefulset", "statefulsets", "sts", "cronjob", "cj"),
+    ),
+    declared_by=PEOPLE | {Role.ROLLOUT},
+    tenanted=True,
+    tenant_limit="workloads",
+    scheduler_view=True,
+    sample=sample(
+        "risk-api",
+        {
+            "type": "service",
+            "replicas": 4,
+            "template": {
+                "command": ["python3", "-m", "http.server", "$(PORT_http)"],
+                "ports": [{"name": "http"}],
+                "resources": {"cpu": "500m", "memory": "256Mi"},
+                "probes": {"ready": {"http": {"port": "http", "path": "/"}, "period": "2s"}},
+            },
+        },
+        "risk",
+    ),
+    columns=(
+        ListColumn("TYPE", "spec.type", least=7),
+        ListColumn("READY", right=True),
+        ListColumn("STAGES", fluid=True, least=24),
+        ListColumn("LIMITED BY", fluid=True, least=30),
+        ListColumn("PRIORITY", "spec.priority_class", wide=True),
+        ListColumn("GENERATION", "metadata.generation", wide=True, right=True),
+    ),
+)
