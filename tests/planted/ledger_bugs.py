@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from remit.commitment import draft
 from remit.commitment.books import generation_key
 from remit.commitment.draft import Draft
-from remit.commitment.rulings import declarations, placement, transitions
+from remit.commitment.rulings import declarations, placement, transitions, workloads
 from remit.correction.controllers import repair
 from remit.correction.controllers.repair import RepairController
 from remit.correction.controllers.workloads import WorkloadController
@@ -169,7 +169,7 @@ def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
 @bug(29, scenario="services", expects=("what_comes_with_a_workload_is_what_it_begins_with",))
 def one_more_comes_with_a_workload(patch: pytest.MonkeyPatch) -> None:
     """A workload is made together with one replica more than it begins with; its surge would have room for that."""
-    patch.setattr(declarations, "initial_replicas", lambda spec: initial_replicas(spec) + (spec.type == "service"))
+    patch.setattr(workloads, "initial_replicas", lambda spec: initial_replicas(spec) + (spec.type == "service"))
 
 
 @bug(29, scenario="services", expects=("phases_move_along_edges_by_their_owners", "no_more_replicas_than_desired"))

@@ -8,12 +8,12 @@ claim, and the actor holds its lease at the current epoch (the fence).
 from __future__ import annotations
 
 from remit.commitment.draft import Draft
-from remit.commitment.rulings import declarations, evidence, grants, leases, peer_scopes, placement, transitions
+from remit.commitment.rulings import declarations, evidence, grants, leases, peer_scopes, placement, policies, transitions
 from remit.commitment.rulings.leases import check_fence
 from remit.commitment.rulings.registry import RULINGS, Ruling, refuse
 from remit.model.claims import Acquire, Claim, Code, Operation, Refused
 
-RULING_MODULES = (declarations, grants, leases, transitions, evidence, placement, peer_scopes)
+RULING_MODULES = (declarations, policies, grants, leases, transitions, evidence, placement, peer_scopes)
 """Modules that define rulings. Importing them fills the registry."""
 
 

@@ -15,7 +15,7 @@ import click
 
 from remit.cli.main import COMMANDS, remit
 from remit.commitment.decide import tag
-from remit.commitment.rulings.declarations import INITIAL_REPLICAS_MAX
+from remit.commitment.rulings.workloads import INITIAL_REPLICAS_MAX
 from remit.correction.controller_set import CONTROLLERS
 from remit.correction.controllers import disruption, node_lifecycle, repair
 from remit.correction.controllers.workload_status import condition_debounce_ms

@@ -127,6 +127,12 @@ class Condition(Record, frozen=True):
     last_transition: str = ""
 
 
+class ObjectStatus(Record, frozen=True):
+    """Status of kinds of which nothing but conditions is observed."""
+
+    conditions: tuple[Condition, ...] = ()
+
+
 # ------------------------------------------------------------------------------------------------- priorities and deadlines
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from remit.commitment.rulings.declarations import INITIAL_REPLICAS_MAX
+from remit.commitment.rulings.workloads import INITIAL_REPLICAS_MAX
 from remit.model.manifests.reader import read
 from tests.integration.cli.test_explain import MORE, settled
 

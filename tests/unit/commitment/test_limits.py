@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from remit.commitment import books
-from remit.commitment.rulings import declarations, evidence, leases
+from remit.commitment.rulings import evidence, leases, policies
 from remit.commitment.rulings.registry import DETAIL_CHARS_MAX
 from remit.model.claims import (
     Acquire,
@@ -187,14 +187,14 @@ async def test_an_object_has_only_so_many_conditions_and_those_there_are_change(
 async def test_a_condition_is_of_something_that_has_conditions(scope: Scope) -> None:
     ready = Condition(type="Ready", status="True")
     assert await scope.refused(USER, SetCondition("Workload", "none", ready, "t1")) is Code.NOT_FOUND
-    assert await scope.refused(USER, SetCondition("Tenant", "t1", ready)) is Code.NOT_FOUND
+    assert await scope.refused(USER, SetCondition("Tenant", "none", ready)) is Code.NOT_FOUND
     assert await scope.refused(USER, SetCondition("Lease", "scheduler", ready)) is Code.NOT_FOUND
     await scope.must(scope.actors["budgets"], Issue("offer", slice_of("1", "scheduler")))
     assert await scope.refused(USER, SetCondition("Grant", "offer", ready)) is Code.NOT_FOUND
 
 
 def test_of_policy_revisions_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declarations, "POLICY_REVISIONS_KEPT", 3)
+    monkeypatch.setattr(policies, "POLICY_REVISIONS_KEPT", 3)
 
     @story
     async def told(scope: Scope) -> None:
@@ -212,12 +212,12 @@ def test_of_policy_revisions_only_the_latest_are_kept(monkeypatch: pytest.Monkey
 def test_all_policies_together_fit_into_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     @story
     async def told(scope: Scope) -> None:
-        monkeypatch.setattr(declarations, "POLICIES_BYTES_MAX", 300)
+        monkeypatch.setattr(policies, "POLICIES_BYTES_MAX", 300)
         rule = PolicyRule(allow=PolicyAllow(zones=("a",)), reason="x" * 60)
-        policies = [Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(rule,))) for name in "abc"]
-        await scope.must(OPERATOR, *(Apply(policy) for policy in policies[:2]))
-        assert await scope.refused(OPERATOR, Apply(policies[2])) is Code.LIMIT
-        await scope.must(OPERATOR, Delete("Policy", "a"), Apply(policies[2]))
+        declared = [Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(rule,))) for name in "abc"]
+        await scope.must(OPERATOR, *(Apply(policy) for policy in declared[:2]))
+        assert await scope.refused(OPERATOR, Apply(declared[2])) is Code.LIMIT
+        await scope.must(OPERATOR, Delete("Policy", "a"), Apply(declared[2]))
 
     told()
 

@@ -9,7 +9,7 @@ import pytest
 from remit.commitment import authority
 from remit.commitment import batch as module
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, AuditEntry, batch_key, decode_batch
-from remit.commitment.rulings import declarations
+from remit.commitment.rulings import workloads
 from remit.model.claims import (
     Apply,
     Bind,
@@ -228,7 +228,7 @@ def test_the_authority_compacts_history_by_itself(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_old_generation_goes_with_its_last_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(declarations, "GENERATIONS_KEPT", 2)
+    monkeypatch.setattr(workloads, "GENERATIONS_KEPT", 2)
 
     @story
     async def version_after_version(scope: Scope) -> None:

@@ -1,14 +1,12 @@
-"""Admission of declared objects: policies, tenant limits, token rules. Pure.
+"""Admission of declared objects: policies and tenant limits. Pure.
 
 The same checks apply whichever way an object arrives. Only growth and changed fields are refused: after a rule was tightened
 or a limit lowered, an existing object can still be scaled down or changed in other fields.
-
-law/authorization.py decides what a token allows; this module decides which tokens may be declared.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -16,31 +14,11 @@ from remit.commitment.draft import Draft
 from remit.commitment.rulings.registry import refuse
 from remit.law.admission import BY_POLICY_CONDITION, apply_policy_defaults, forbidden_field
 from remit.law.charges import LIMIT_FIELDS, TENANT_LIMITS, limit_charges
-from remit.model.claims import Code, Operation, Refused, Role
-from remit.model.kinds import Policy, Tenant, Token, Workload, WorkloadSpec
+from remit.model.claims import Code, Operation, Refused
+from remit.model.kinds import Policy, Tenant, Workload, WorkloadSpec
 from remit.model.metadata import Condition
 from remit.model.objects import AnyObject, key_of
-
-HUMAN_ROLES: Final = frozenset({Role.USER, Role.OPERATOR})
-
-
-def check_admission(draft: Draft, operation: Operation, obj: AnyObject, before: Any) -> Refused | None:
-    """Refuse an object that policies or tenant limits forbid. `before` is the current object, or None."""
-    if isinstance(obj, Policy):
-        return _check_priority_classes(draft, obj)
-    if type(obj) not in TENANT_LIMITS:
-        return None
-    # A controller that rolls back sends a spec that was admitted once. It gets the policies' current defaults, and is not
-    # refused.
-    if (
-        isinstance(obj, Workload)
-        and operation.actor.role in HUMAN_ROLES
-        and (before is None or _policy_inputs_differ(before, obj))
-    ):
-        refused = _check_policies(draft, operation, obj, before)
-        if refused is not None:
-            return refused
-    return _check_limits(draft, obj, before)
+from remit.model.roles import PEOPLE
 
 
 def _policy_inputs_differ(before: Workload, after: Workload) -> bool:
@@ -53,12 +31,15 @@ def _policy_inputs_differ(before: Workload, after: Workload) -> bool:
     )
 
 
-def _check_policies(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
+def check_policies(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
     """Check the policies that match the workload.
 
     An actor without a tenant (an operator) may use any priority class. A class that was admitted stays until another is
-    requested.
+    requested. A controller that rolls back sends a spec that was admitted once. It gets the policies' current defaults, and
+    is not refused.
     """
+    if operation.actor.role not in PEOPLE or (before is not None and not _policy_inputs_differ(before, workload)):
+        return None
     meta = workload.metadata
     terms = draft.current_interner().admission.terms(meta.tenant, meta.name, meta.labels)
     unchanged = before is not None and before.spec.priority_class == workload.spec.priority_class
@@ -72,7 +53,7 @@ def _priority_value(draft: Draft, priority_class: str) -> int | None:
     return None if entry is None else int(entry[0].spec.value)
 
 
-def _check_priority_classes(draft: Draft, policy: Policy) -> Refused | None:
+def check_priority_classes(draft: Draft, policy: Policy) -> Refused | None:
     for number, rule in enumerate(policy.spec.rules):
         for field, priority_class in (
             ("priorityClass", rule.priority_class),
@@ -84,7 +65,10 @@ def _check_priority_classes(draft: Draft, policy: Policy) -> Refused | None:
     return None
 
 
-def _check_limits(draft: Draft, obj: AnyObject, before: Any) -> Refused | None:
+def check_limits(draft: Draft, obj: AnyObject, before: Any) -> Refused | None:
+    """Refuse growth past the limits of the object's tenant. `before` is the current object, or None."""
+    if type(obj) not in TENANT_LIMITS:
+        return None
     tenant = obj.metadata.tenant
     entry = draft.lookup(key_of("Tenant", tenant))
     if entry is None or not isinstance(entry[0], Tenant):
@@ -124,78 +108,3 @@ def apply_defaults(draft: Draft, workload: Workload) -> tuple[Workload, Workload
     if conditions != status.conditions:
         workload = replace(workload, status=replace(status, conditions=conditions))
     return workload, spec
-
-
-TOKENS_MAX = 100_000
-_TOKENS = key_of("Token", "")
-
-
-def check_token(draft: Draft, token: Token, before: Token | None) -> Refused | None:
-    """Check a declared token. Its owner and role never change: an answer given to one holder must not reach another by reuse of
-    the name.
-    """
-    spec, name = token.spec, token.metadata.name
-    if spec.tenant and draft.lookup(key_of("Tenant", spec.tenant)) is None:
-        return refuse(Code.NOT_FOUND, f"spec.tenant: tenant {spec.tenant} does not exist; declare it first")
-    if before is None:
-        if len(draft.keys(_TOKENS)) >= TOKENS_MAX:
-            return refuse(Code.LIMIT, f"the scope has reached its limit of {TOKENS_MAX} tokens; delete expired or revoked ones")
-        if any(
-            other.spec.digest == spec.digest for other in _tokens(draft)
-        ):  # otherwise one secret would authenticate as two tokens
-            return refuse(Code.EXISTS, "spec.digest: another token has the same secret; generate a new one")
-        return _check_nodes_unclaimed(draft, token) if spec.joined else None
-    old = before.spec
-    if old.revoked and not spec.revoked:
-        return refuse(Code.EXISTS, f"token {name} was revoked, which is final; create a new token")
-    if old.spent and spec.spent != old.spent:
-        return refuse(Code.EXISTS, f"token {name} was already used by an agent to join, which is final; create a new token")
-    if replace(spec, revoked=old.revoked, expires=old.expires, spent=old.spent) != old:
-        return refuse(
-            Code.EXISTS,
-            f"token {name} exists, and only spec.expires, spec.revoked and spec.spent may change; create a new token instead",
-        )
-    return None
-
-
-def _check_nodes_unclaimed(draft: Draft, token: Token) -> Refused | None:
-    """Refuse a join token's nodes that another agent has. Two servers may have checked this at the same time; here one comes
-    first.
-    """
-    for other in _tokens(draft):
-        if other.spec.role != "agent" or other.spec.revoked or other.spec.expires <= draft.time.wall:
-            continue
-        if taken := sorted(set(other.spec.nodes) & set(token.spec.nodes)):
-            how = f"by token {other.metadata.name}"
-            return refuse(
-                Code.EXISTS,
-                f"spec.nodes: node {taken[0]} already has an agent, identified {how}; revoke that token first, or choose "
-                "another name",
-            )
-    return None
-
-
-def revoke_tenant_tokens(draft: Draft, tenant: str) -> None:
-    """Revoke the tokens of a deleted tenant. Otherwise they would be valid for a later tenant of the same name."""
-    for token in _tokens(draft):
-        if token.spec.tenant == tenant:
-            _revoke(draft, token)
-
-
-def revoke_node_tokens(draft: Draft, node: str) -> None:
-    """Revoke the tokens of agents whose last node is deleted."""
-    for token in _tokens(draft):
-        spec = token.spec
-        if node in spec.nodes and all(draft.lookup(key_of("Node", name)) is None for name in spec.nodes if name != node):
-            _revoke(draft, token)
-
-
-def _tokens(draft: Draft) -> list[Token]:
-    entries = (draft.lookup(name) for name in draft.keys(_TOKENS))
-    return [entry[0] for entry in entries if entry is not None]
-
-
-def _revoke(draft: Draft, token: Token) -> None:
-    if not token.spec.revoked:
-        meta = replace(token.metadata, generation=token.metadata.generation + 1)
-        draft.put(replace(token, metadata=meta, spec=replace(token.spec, revoked=True)))

@@ -7,7 +7,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from remit.model.kinds.definition import KindDefinition, ListColumn, sample
-from remit.model.metadata import Count, Metadata, Name, Natural, Object, Record
+from remit.model.metadata import Count, Metadata, Name, Natural, Object, ObjectStatus, Record
 from remit.model.roles import Role
 
 
@@ -26,6 +26,7 @@ class AllotmentSpec(Record, frozen=True):
 class Allotment(Object, tag="Allotment", frozen=True, kw_only=True):
     metadata: Metadata
     spec: AllotmentSpec
+    status: ObjectStatus = ObjectStatus()
 
 
 ALLOTMENT: Final = KindDefinition(

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta, field
 
 from remit.model.kinds.definition import KindDefinition, ListColumn, sample
-from remit.model.metadata import FileName, Metadata, Object, Record
+from remit.model.metadata import FileName, Metadata, Object, ObjectStatus, Record
 from remit.model.roles import PEOPLE
 from remit.model.secrets import PLAIN_CHARS_MAX
 
@@ -21,6 +21,7 @@ class DataSpec(Record, frozen=True):
 class Config(Object, tag="Config", frozen=True, kw_only=True):
     metadata: Metadata
     spec: DataSpec
+    status: ObjectStatus = ObjectStatus()
 
 
 CONFIG: Final = KindDefinition(

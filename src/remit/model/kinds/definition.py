@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 from msgspec import Struct, field
 
-from remit.model.metadata import API_VERSION, Object
+from remit.model.metadata import API_VERSION, Object, ObjectStatus
 from remit.model.roles import Role
 
 CellFormat = Literal["text", "count", "names", "yes-no"]
@@ -59,6 +59,8 @@ class KindDefinition(Struct, frozen=True, kw_only=True):
     """Names of its counterparts in other systems, for hints."""
     declared_by: frozenset[Role] = frozenset()
     """Roles that may declare objects of this kind. Empty for records, which only the authority writes."""
+    deleted_by: frozenset[Role] = frozenset()
+    """Roles that may also delete them."""
     tenanted: bool = False
     """Names are unique only within a tenant."""
     tenant_readable: bool = False
@@ -96,9 +98,12 @@ class KindDefinition(Struct, frozen=True, kw_only=True):
 
     @property
     def initial_status(self) -> Struct | None:
-        """Status of an object that is new; None for a kind without status."""
+        """Status of a new object; None for a kind without status."""
         fields = {field.name: field for field in msgspec.structs.fields(self.struct)}
-        return fields["status"].default if "status" in fields else None
+        default = fields["status"].default if "status" in fields else None
+        # The encoder leaves out the default itself and writes an equal status as {}. Rows of kinds without other observations
+        # have no status until a condition is set.
+        return default if default is None or isinstance(default, ObjectStatus) else type(default)()
 
 
 def sample(name: str, spec: dict[str, Any], tenant: str = "") -> dict[str, Any]:

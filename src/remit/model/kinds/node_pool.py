@@ -9,7 +9,7 @@ from msgspec import Meta, field
 from remit.model.constraints import DistinctItems, constrained
 from remit.model.kinds.definition import KindDefinition, ListColumn, sample
 from remit.model.kinds.node import Device, Taint
-from remit.model.metadata import Count, Metadata, Name, Object, Record, Resources, UserLabels
+from remit.model.metadata import Count, Metadata, Name, Object, ObjectStatus, Record, Resources, UserLabels
 from remit.model.roles import OPERATORS
 
 
@@ -29,6 +29,7 @@ class NodePoolSpec(Record, frozen=True):
 class NodePool(Object, tag="NodePool", frozen=True, kw_only=True):
     metadata: Metadata
     spec: NodePoolSpec
+    status: ObjectStatus = ObjectStatus()
 
 
 NODE_POOL: Final = KindDefinition(

@@ -9,7 +9,7 @@ from msgspec import Meta
 from remit.model.constraints import DistinctItems, MatchesPattern, MaxDuration, NonZeroDuration, constrained
 from remit.model.kinds.definition import KindDefinition, ListColumn, sample
 from remit.model.kinds.priority_class import USER_PRIORITY_MAX
-from remit.model.metadata import LINE, OPTIONAL_LABEL, Deadline, Metadata, Name, Object, QualifiedName, Record, Text
+from remit.model.metadata import LINE, OPTIONAL_LABEL, Condition, Deadline, Metadata, Name, Object, QualifiedName, Record, Text
 from remit.model.resources import Duration
 from remit.model.roles import OPERATORS
 
@@ -72,6 +72,7 @@ class OverrideStatus(Record, frozen=True):
     """`deadline` is set by the authority: the end of the term, on the authority's clock."""
 
     deadline: Deadline | None = None
+    conditions: tuple[Condition, ...] = ()
 
 
 class Override(Object, tag="Override", frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from msgspec import Meta, field
 from remit.model.artifacts import PolicyPermit
 from remit.model.constraints import DistinctItems, NonEmptyList, constrained
 from remit.model.kinds.definition import KindDefinition, ListColumn, sample
-from remit.model.metadata import ClassName, Labels, Metadata, Name, Object, Priority, Record, Resources, Text
+from remit.model.metadata import ClassName, Labels, Metadata, Name, Object, ObjectStatus, Priority, Record, Resources, Text
 from remit.model.resources import Amount, Duration
 from remit.model.roles import Role
 
@@ -74,6 +74,7 @@ class PolicySpec(Record, frozen=True):
 class Policy(Object, tag="Policy", frozen=True, kw_only=True):
     metadata: Metadata
     spec: PolicySpec
+    status: ObjectStatus = ObjectStatus()
 
 
 POLICY: Final = KindDefinition(

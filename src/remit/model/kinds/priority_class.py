@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from remit.model.constraints import UserMaximum, constrained
 from remit.model.kinds.definition import KindDefinition, ListColumn, sample
-from remit.model.metadata import Metadata, Object, Priority, Record, Text
+from remit.model.metadata import Metadata, Object, ObjectStatus, Priority, Record, Text
 from remit.model.roles import OPERATORS
 
 USER_PRIORITY_MAX: Final = 1_000_000_000
@@ -22,6 +22,7 @@ class PriorityClassSpec(Record, frozen=True):
 class PriorityClass(Object, tag="PriorityClass", frozen=True, kw_only=True):
     metadata: Metadata
     spec: PriorityClassSpec
+    status: ObjectStatus = ObjectStatus()
 
 
 PRIORITY_CLASS: Final = KindDefinition(

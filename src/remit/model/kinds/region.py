@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 from remit.model.constraints import DistinctItems, constrained
 from remit.model.kinds.definition import KindDefinition, ListColumn, sample
-from remit.model.metadata import Metadata, Name, Object, Record, Text
+from remit.model.metadata import Metadata, Name, Object, ObjectStatus, Record, Text
 from remit.model.roles import OPERATORS
 
 PlaceNames = Annotated[tuple[Name, ...], constrained(DistinctItems(), max_length=64)]
@@ -20,6 +20,7 @@ class RegionSpec(Record, frozen=True):
 class Region(Object, tag="Region", frozen=True, kw_only=True):
     metadata: Metadata
     spec: RegionSpec = RegionSpec()
+    status: ObjectStatus = ObjectStatus()
 
 
 REGION: Final = KindDefinition(

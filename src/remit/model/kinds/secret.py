@@ -13,7 +13,7 @@ from msgspec import Meta, field
 from remit.model.constraints import ConstraintViolation, FieldConstraint, constrained, text_of
 from remit.model.kinds.definition import KindDefinition, ListColumn, sample
 from remit.model.manifests.documents import DocumentNode
-from remit.model.metadata import FileName, Metadata, Object, Record
+from remit.model.metadata import Condition, FileName, Metadata, Object, Record
 from remit.model.problems import Path
 from remit.model.roles import PEOPLE
 from remit.model.secrets import PLAIN_CHARS_MAX, SEALED_CHARS_MAX, is_sealed
@@ -42,9 +42,10 @@ class SecretSpec(Record, frozen=True):
 
 
 class SecretStatus(Record, frozen=True):
-    """Computed for API responses and never stored: the size of each value in bytes."""
+    """`sizes`, the size of each value in bytes, is computed for API responses and never stored."""
 
     sizes: dict[str, int] = field(default_factory=dict)
+    conditions: tuple[Condition, ...] = ()
 
 
 class Secret(Object, tag="Secret", frozen=True, kw_only=True):

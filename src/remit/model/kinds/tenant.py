@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from remit.model.kinds.definition import KindDefinition, ListColumn, sample
-from remit.model.metadata import Metadata, Natural, Object, Quota, Record
+from remit.model.metadata import Metadata, Natural, Object, ObjectStatus, Quota, Record
 from remit.model.resources import Amount
 from remit.model.roles import OPERATORS
 
@@ -40,6 +40,7 @@ class TenantSpec(Record, frozen=True):
 class Tenant(Object, tag="Tenant", frozen=True, kw_only=True):
     metadata: Metadata
     spec: TenantSpec
+    status: ObjectStatus = ObjectStatus()
 
 
 TENANT: Final = KindDefinition(

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from remit.model.constraints import DistinctItems, constrained
 from remit.model.kinds.definition import KindDefinition, ListColumn, sample
-from remit.model.metadata import END, LINE, OPTIONAL_LABEL, Metadata, Name, Object, Record
+from remit.model.metadata import END, LINE, OPTIONAL_LABEL, Metadata, Name, Object, ObjectStatus, Record
 from remit.model.roles import OPERATORS
 
 TokenRole = Literal["admin", "member", "viewer", "agent", "scheduler", "controllers", "join"]
@@ -46,6 +46,7 @@ class TokenSpec(Record, frozen=True):
 class Token(Object, tag="Token", frozen=True, kw_only=True):
     metadata: Metadata
     spec: TokenSpec
+    status: ObjectStatus = ObjectStatus()
 
 
 TOKEN: Final = KindDefinition(

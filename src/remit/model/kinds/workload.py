@@ -264,6 +264,7 @@ WORKLOAD: Final = KindDefinition(
         *("statefulset", "statefulsets", "sts", "cronjob", "cj"),
     ),
     declared_by=PEOPLE | {Role.ROLLOUT},
+    deleted_by=frozenset({Role.WORKLOADS}),
     tenanted=True,
     tenant_limit="workloads",
     scheduler_view=True,

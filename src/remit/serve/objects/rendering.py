@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from remit.model.kinds import Secret, SecretStatus
+from remit.model.kinds import Secret
 from remit.model.kinds.registry import BY_PREFIX
 from remit.model.metadata import API_VERSION
 from remit.model.objects import KINDS, AnyObject, decode, encode
@@ -144,7 +144,7 @@ def _redact_secret_row(value: bytes) -> bytes:
         return value
     spec = msgspec.structs.replace(secret.spec, data=dict.fromkeys(secret.spec.data, ""))
     sizes = {name: plain_bytes(value) for name, value in secret.spec.data.items()}
-    return encode(msgspec.structs.replace(secret, spec=spec, status=SecretStatus(sizes=sizes)))
+    return encode(msgspec.structs.replace(secret, spec=spec, status=msgspec.structs.replace(secret.status, sizes=sizes)))
 
 
 def split_key(key: str) -> tuple[str, str, str]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.commitment.dry_run import dry_run
-from remit.commitment.rulings import declarations
+from remit.commitment.rulings import workloads
 from remit.correction.controllers.desired_replicas import DesiredReplicas
 from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Accepted, Apply, Code, Delete, Forget, Spawn
@@ -99,7 +99,7 @@ async def test_a_daemon_a_schedule_and_nothing_begin_with_none(scope: Scope) -> 
 @story
 async def test_too_many_are_left_to_the_controller__all_of_them(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(declarations, "INITIAL_REPLICAS_MAX", 3)
+        patch.setattr(workloads, "INITIAL_REPLICAS_MAX", 3)
         await scope.must(USER, Apply(workload("w", replicas=4), fill=True), Apply(workload("v", replicas=3), fill=True))
     assert (made(scope, "w"), len(made(scope, "v"))) == ([], 3)
 

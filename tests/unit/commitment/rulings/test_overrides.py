@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment.rulings import declarations
+from remit.commitment.rulings import kind_rules
 from remit.law.overrides import ActiveOverrides, active_overrides
 from remit.model.claims import Accepted, Apply, Code, Delete, Refused
 from remit.model.kinds import Override, OverrideScope, OverrideSpec, OverrideStatus
@@ -140,7 +140,7 @@ async def test_a_takeover_on_the_same_boot_keeps_the_term__on_another_it_is_over
 @story
 async def test_there_is_a_bound_on_their_number(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(declarations, "OVERRIDES_MAX", 2)
+        patch.setattr(kind_rules, "OVERRIDES_MAX", 2)
         await scope.must(OPERATOR, Apply(override("o")), Apply(override("p")))
         assert await scope.refused(OPERATOR, Apply(override("q"))) is Code.LIMIT
         await scope.must(OPERATOR, Apply(override("p", reason="changed")), Delete("Override", "o"), Apply(override("q")))
