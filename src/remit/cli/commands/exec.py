@@ -34,7 +34,7 @@ class NotRun(CommandError):
     exit_code = NOT_RUN
 
 
-class Wish(NamedTuple):
+class ExecOptions(NamedTuple):
     argv: tuple[str, ...]
     stdin: bool
     terminal: bool
@@ -57,9 +57,9 @@ class Wish(NamedTuple):
 @click.option("-t", "--tty", "terminal", is_flag=True, help="Allocate a terminal with the size of this one.")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Only if the replica is at this attempt.")
 @click.option("--raw", is_flag=True, help="Write output unchanged, including terminal control sequences.")
-@server_options(t_taken=True)
+@server_options(without_short_t=True)
 def execute(
-    asked: CommandContext, what: str, command: tuple[str, ...], stdin: bool, terminal: bool, attempt: int | None, raw: bool
+    context: CommandContext, what: str, command: tuple[str, ...], stdin: bool, terminal: bool, attempt: int | None, raw: bool
 ) -> None:
     """Run COMMAND next to a REPLICA, or one replica of a WORKLOAD, with the replica's user, directory, sandbox and limits.
 
@@ -70,39 +70,39 @@ def execute(
 
     if terminal and not is_typed_at():
         raise click.UsageError("-t needs a terminal, and standard input is not one; leave out -t to use a pipe")
-    wish = Wish(command, stdin, terminal, attempt or 0, raw)
-    thing = parse_object_ref(what) if "/" in what else None
-    if thing is not None and thing.kind not in ("Workload", "Replica"):
-        raise click.UsageError(f"cannot run a command in a {thing.kind.lower()}; give a workload or a replica")
+    options = ExecOptions(command, stdin, terminal, attempt or 0, raw)
+    obj = parse_object_ref(what) if "/" in what else None
+    if obj is not None and obj.kind not in ("Workload", "Replica"):
+        raise click.UsageError(f"cannot run a command in a {obj.kind.lower()}; give a workload or a replica")
     try:
-        code = call_server(asked, lambda api: _run(api, asked, what, thing, wish))
+        code = call_server(context, lambda api: _run(api, context, what, obj, options))
     except CommandError as failure:
         raise NotRun(failure.message) from failure
     sys.exit(code)
 
 
-async def _run(api: Api, asked: CommandContext, what: str, thing: ObjectRef | None, wish: Wish) -> int:
+async def _run(api: Api, context: CommandContext, what: str, ref: ObjectRef | None, options: ExecOptions) -> int:
     from remit.cli.commands.logs import guessed
     from remit.cli.output.terminal import raw, window
     from remit.cli.session.object_lookup import get_object, tenant_of
     from remit.client.api import Unanswered
 
-    if thing is None:
-        thing = await guessed(api, asked, what)
-    tenant = tenant_of(asked, thing)
-    await get_object(api, asked, thing)
-    name = thing.name if thing.kind == "Replica" else await _one_of(api, tenant, thing.name)
-    size = window() if wish.terminal else None
-    kind = os.environ.get("TERM", "") if wish.terminal else ""
+    if ref is None:
+        ref = await guessed(api, context, what)
+    tenant = tenant_of(context, ref)
+    await get_object(api, context, ref)
+    name = ref.name if ref.kind == "Replica" else await _one_of(api, tenant, ref.name)
+    size = window() if options.terminal else None
+    kind = os.environ.get("TERM", "") if options.terminal else ""
     opened = api.exec(
-        name, wish.argv, tenant=tenant, attempt=wish.attempt, stdin=wish.stdin, window=size, terminal=_known(kind)
+        name, options.argv, tenant=tenant, attempt=options.attempt, stdin=options.stdin, window=size, terminal=_known(kind)
     )
     async with opened as session:
         try:
             with ExitStack() as held:
-                if wish.terminal:
+                if options.terminal:
                     held.enter_context(raw())
-                await _talk(session, wish, held)
+                await _talk(session, options, held)
         except* Unanswered:
             with suppress(Unanswered):
                 await api.status()  # raises the actual error if the token was revoked or has expired
@@ -118,7 +118,7 @@ async def _one_of(api: Api, tenant: str, workload: str) -> str:
 
     order = (Phase.SERVING, Phase.READY, Phase.RUNNING, Phase.STARTING)
     listed = await api.list(Replica, tenant=tenant, fields=f"spec.workload={workload}")
-    found = [one for one in listed.items if one.status.phase in order]
+    found = [item for item in listed.items if item.status.phase in order]
     if not found:
         cure = f"find out why: remit explain workload/{escaped(workload)}"
         raise CommandError(f"no replica of workload {escaped(workload)} is running", cure)
@@ -126,13 +126,13 @@ async def _one_of(api: Api, tenant: str, workload: str) -> str:
     return best.metadata.name
 
 
-async def _talk(session: ExecClientSession, wish: Wish, held: ExitStack) -> None:
+async def _talk(session: ExecClientSession, options: ExecOptions, held: ExitStack) -> None:
     """Copy input, output and window size until the command has ended."""
     from remit.cli.output.terminal import resized, window
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_pass_on(session))] if wish.stdin else []
-        if wish.terminal:
+        tasks = [group.create_task(_pass_on(session))] if options.stdin else []
+        if options.terminal:
             changed = asyncio.Event()
             held.enter_context(resized(changed.set))
 
@@ -143,7 +143,7 @@ async def _talk(session: ExecClientSession, wish: Wish, held: ExitStack) -> None
                     await session.resize(window())
 
             tasks.append(group.create_task(resize()))
-        await _show(session, wish)
+        await _show(session, options)
         for task in tasks:
             task.cancel()
 
@@ -156,18 +156,22 @@ async def _pass_on(session: ExecClientSession) -> None:
     await session.end_input()
 
 
-async def _show(session: ExecClientSession, wish: Wish) -> None:
-    from remit.cli.output.terminal import Tame
+async def _show(session: ExecClientSession, options: ExecOptions) -> None:
+    from remit.cli.output.terminal import TerminalFilter
     from remit.model.wire.exec_frames import ExecFrameType
 
     streams = {ExecFrameType.STDOUT: sys.stdout, ExecFrameType.STDERR: sys.stderr}
     # With -t, the command may control the terminal. Without it, escape sequences in its output are neutralized, so that
     # untrusted output cannot manipulate the user's terminal.
-    tame = {part: Tame() for part, stream in streams.items() if stream.isatty() and not wish.terminal and not wish.raw}
+    terminal_filter = {
+        part: TerminalFilter()
+        for part, stream in streams.items()
+        if stream.isatty() and not options.terminal and not options.raw
+    }
     async for said in session.parts():
         stream = streams[ExecFrameType(said.type)]
-        if said.type in tame:
-            stream.write(tame[ExecFrameType(said.type)].feed(said.body))
+        if said.type in terminal_filter:
+            stream.write(terminal_filter[ExecFrameType(said.type)].feed(said.body))
         else:
             stream.buffer.write(said.body)
         stream.flush()

@@ -123,7 +123,7 @@ def agent(
     metrics: ListenAddress | None,
     log_format: LogFormat | None,
     log_level: LogLevel,
-    lending: HostOptions,
+    permissions: HostOptions,
 ) -> None:
     """Run the work of this machine, until ended.
 
@@ -148,7 +148,7 @@ def agent(
         raise click.BadParameter(escaped(str(error)), param_hint="--log-bounds") from error
     said = ctx.get_parameter_source("beat_ms") is click.core.ParameterSource.COMMANDLINE
     asked = _AgentConfig(
-        urls, token, trust, data.absolute(), declared, beat_ms if said else 0, sandbox, end_work, bounds, lending
+        urls, token, trust, data.absolute(), declared, beat_ms if said else 0, sandbox, end_work, bounds, permissions
     )
     asked.joined, asked.join_token, asked.ca_digest = joined, join_token, ca_digest
     asked.metrics, asked.logging = metrics, LoggingOptions(log_format, log_level)
@@ -172,7 +172,7 @@ class _AgentConfig:
         sandbox: str,
         end_work: bool,
         bounds: str,
-        lending: HostOptions,
+        permissions: HostOptions,
     ) -> None:
         self.trust = trust
         self.urls, self.token, self.data, self.declared = urls, token, data, declared
@@ -181,7 +181,7 @@ class _AgentConfig:
         self.joined = Credentials(Path("/nonexistent"))
         self.join_token = self.ca_digest = ""
         self.logging = LoggingOptions()
-        self.lending = lending
+        self.permissions = permissions
 
 
 async def _run(asked: _AgentConfig) -> None:
@@ -321,8 +321,8 @@ async def _run_agent(asked: _AgentConfig, directory: AgentDirectory, connected: 
     sandbox = confinement.sandbox if asked.sandbox == "auto" else asked.sandbox == "bwrap"
     if asked.sandbox == "bwrap" and not confinement.sandbox:
         raise click.ClickException("bubblewrap is not installed; apt-get install bubblewrap, or say --sandbox none")
-    lends = asked.lending.lends()
-    if sandbox and lends.user:
+    host_options = asked.permissions.host_options()
+    if sandbox and host_options.user:
         await world.offload(lambda: _warn_if_sandbox_needs_root(complain))
     port = (await world.ports.find_free(1))[0]
     nodes = build_nodes(asked.declared, equipment, port)
@@ -337,14 +337,14 @@ async def _run_agent(asked: _AgentConfig, directory: AgentDirectory, connected: 
         name=name, scope=status.scope, timing=Timing(status.beat_ms), sandbox=sandbox, log=complain, on_failure=complain,
         callback_token=callback,
         log_debug=complain.log.debug,
-        permissions=lends,
+        permissions=host_options,
         launch_keeper=KeeperLauncher(world, keeper_process_spec(directory, asked.bounds), directory.keeper_lock, complain),
     )  # fmt: skip
     from remit.cli.local.agent_options import startup_line
 
     heard = _callback_link(asked, port).serve(CALLBACK_ENDPOINT, build_callbacks(world, one, callback))
     async with heard, _metrics_endpoint(asked, one, complain), _credential_renewal(asked, connected, complain):
-        click.echo(startup_line(nodes, confinement, sandbox=sandbox, user=lends.user, servers=connected.names))
+        click.echo(startup_line(nodes, confinement, sandbox=sandbox, user=host_options.user, servers=connected.names))
         try:
             await one.run()
         except asyncio.CancelledError:

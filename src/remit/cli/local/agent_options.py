@@ -57,7 +57,7 @@ def build_nodes(declared: NodeOptions, found: HostInventory, port: int) -> list[
     """All of them, judged as manifests are. Raises what click shows: the option, what is wrong with it, and the cure."""
     from remit.model.manifests.validation import validate
 
-    nodes = [_node(declared, found, one, index, port) for index, one in enumerate(declared.names(found))]
+    nodes = [_node(declared, found, name, index, port) for index, name in enumerate(declared.names(found))]
     for node in nodes:
         for problem in validate(node):
             raise click.UsageError(escaped(str(problem)))
@@ -193,7 +193,7 @@ class HostOptions(NamedTuple):
         said += [("--work-user", self.user)] if self.user else []
         return tuple(word for pair in (*said, ("--artifact-cache", self.artifact_cache)) for word in pair)
 
-    def lends(self) -> HostPermissions:
+    def host_options(self) -> HostPermissions:
         from remit.agent.setup import HostPermissions
         from remit.model.resources import parse_quantity
         from remit.world.interfaces import NotStarted
@@ -251,7 +251,7 @@ def host_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:  # fmt: skip
         _check_artifact_options(artifact_allow, artifact_cache)
         _create_directories(artifact_dirs)
-        command(lending=HostOptions(artifact_dirs, artifact_allow, host_paths, artifact_cache, hidden, work_user), **others)
+        command(permissions=HostOptions(artifact_dirs, artifact_allow, host_paths, artifact_cache, hidden, work_user), **others)
 
     return taking
 

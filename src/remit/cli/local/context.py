@@ -55,10 +55,10 @@ def list_(output: str) -> None:
     path = config_path()
     known = load_contexts(path)
     if output == "name":
-        for one in known.contexts:
-            click.echo(escaped(one.name))
+        for ctx in known.contexts:
+            click.echo(escaped(ctx.name))
     elif output == "json":
-        shown = [msgspec.structs.replace(one, token="") for one in known.contexts]
+        shown = [msgspec.structs.replace(ctx, token="") for ctx in known.contexts]
         click.echo(msgspec.json.encode(Contexts(tuple(shown), known.current)).decode())
     elif not known.contexts:
         click.echo(f"{escaped(str(path))} has no context; `remit up` makes one, and so does `remit context set`", err=True)
@@ -67,14 +67,14 @@ def list_(output: str) -> None:
 
 
 def _show(known: Contexts) -> None:
-    from remit.cli.output.console import Column, Sheet, console, until_nobody_reads
+    from remit.cli.output.console import Column, Sheet, console, until_broken_pipe
 
     heads = (Column(""), Column("NAME"), Column("SERVER"), Column("TENANT"), Column("TOKEN", fluid=True))
     rows = [
-        ["*" if one.name == known.current else "", one.name, one.server, one.tenant or "default", _describe_token(one)]
-        for one in known.contexts
+        ["*" if ctx.name == known.current else "", ctx.name, ctx.server, ctx.tenant or "default", _describe_token(ctx)]
+        for ctx in known.contexts
     ]
-    with until_nobody_reads():
+    with until_broken_pipe():
         Sheet(console(), heads).show(rows)
 
 
@@ -154,7 +154,7 @@ def remove(name: str) -> None:
     path = config_path()
     known = load_contexts(path)
     found = known.named(name)
-    left = tuple(one for one in known.contexts if one is not found)
+    left = tuple(ctx for ctx in known.contexts if ctx is not found)
     save_contexts(path, Contexts(left, "" if known.current == found.name else known.current))
     in_use = "; none is in use now, choose one with `remit context use`" if known.current == found.name and left else ""
     click.echo(f"context {escaped(found.name)} removed{in_use}")

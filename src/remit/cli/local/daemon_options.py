@@ -231,8 +231,8 @@ def resolve_servers(
     """
     from remit.cli.session.contexts import resolve_server
 
-    reach = resolve_server(server=servers[0] if servers else "", token_file=str(token_file or ""), ca_file=str(ca_file or ""))
-    return (reach.server, *servers[1:]), reach.token, reach.trust
+    address = resolve_server(server=servers[0] if servers else "", token_file=str(token_file or ""), ca_file=str(ca_file or ""))
+    return (address.server, *servers[1:]), address.token, address.trust
 
 
 LISTEN_PORT: Final = 7420

@@ -66,7 +66,7 @@ _SECRET_PATTERNS: Final = (
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where logs of an agent of this machine are.")
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @server_options()
-def support_bundle(asked: CommandContext, output: Path, data: Path | None, force: bool) -> None:
+def support_bundle(context: CommandContext, output: Path, data: Path | None, force: bool) -> None:
     """Gather what a report about a fault needs into one file.
 
     Status, metrics, events and decisions, nodes, where the server's tasks stand, the ends of logs, and what `remit doctor`
@@ -74,9 +74,9 @@ def support_bundle(asked: CommandContext, output: Path, data: Path | None, force
     """
     if output.exists() and not force:
         raise CommandError(f"{escaped(str(output))} exists already", "name another with -o, or say --force")
-    clean = Redactor((asked.reach.token,))
+    clean = Redactor((context.address.token,))
     parts = {"versions.json": _versions_json(), "doctor.json": _doctor_json(data), "contexts.json": _contexts_json()}
-    parts |= call_server(asked, _fetch_server_files)
+    parts |= call_server(context, _fetch_server_files)
     parts |= _log_tails(data)
     made = _pack({name: clean(name, body) for name, body in parts.items()})
     draft = output.with_name(f".{output.name}.part")
@@ -134,7 +134,7 @@ def _contexts_json() -> bytes:
         known = load_contexts(config_path())
     except ContextError as error:
         return _to_json({"unreadable": error.message})
-    return _to_json({one.name: {"server": one.server} for one in known.contexts})
+    return _to_json({ctx.name: {"server": ctx.server} for ctx in known.contexts})
 
 
 async def _fetch_server_files(api: Api) -> dict[str, bytes]:
@@ -168,9 +168,9 @@ def _workload_summaries(body: bytes) -> bytes:
     try:
         listed = json.loads(body)
         items = [
-            {"metadata": _select(one["metadata"], "name", "tenant", "generation", "revision"), "status": one.get("status", {}),
-             "type": one["spec"].get("type"), "replicas": one["spec"].get("replicas")}
-            for one in listed["items"]
+            {"metadata": _select(item["metadata"], "name", "tenant", "generation", "revision"), "status": item.get("status", {}),
+             "type": item["spec"].get("type"), "replicas": item["spec"].get("replicas")}
+            for item in listed["items"]
         ]  # fmt: skip
     except (ValueError, KeyError, TypeError):
         return body if body.startswith(b'{"unanswered"') else _to_json({"unreadable": True})
@@ -237,28 +237,28 @@ def doctor(data: Path | None, port: int, output: str) -> None:
     if output == "json":
         from remit.model.objects import encode
 
-        click.echo(encode([one._asdict() for one in found]).decode())
+        click.echo(encode([result._asdict() for result in found]).decode())
     else:
         _print_checks(found)
-    sys.exit(MISSING if any(one.state == "fail" for one in found) else OK)
+    sys.exit(MISSING if any(result.state == "fail" for result in found) else OK)
 
 
 def _print_checks(found: list[HostCheck]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from remit.cli.output.console import console, until_nobody_reads
+    from remit.cli.output.console import console, until_broken_pipe
 
     marks = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
     table = Table.grid(padding=(0, 2))
-    for one in found:
-        mark, colour = marks[one.state]
-        said = Text(one.found)
-        if one.cure:
-            said.append(f"\n→ {one.cure}", style="cyan")
-        table.add_row(Text(mark, style=f"bold {colour}"), Text(one.name, style="bold"), said)
-    missing, less = (sum(one.state == state for one in found) for state in ("fail", "warn"))
-    with until_nobody_reads():
+    for result in found:
+        mark, colour = marks[result.state]
+        said = Text(result.found)
+        if result.cure:
+            said.append(f"\n→ {result.cure}", style="cyan")
+        table.add_row(Text(mark, style=f"bold {colour}"), Text(result.name, style="bold"), said)
+    missing, less = (sum(result.state == state for result in found) for state in ("fail", "warn"))
+    with until_broken_pipe():
         out = console()
         out.print(table)
         if missing:

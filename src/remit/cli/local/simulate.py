@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remit.simulate.scenarios import Injection, Replay, Scenario
     from remit.simulate.simulation import RunResult, Simulation
 
-PASSED, VIOLATED, MISUSE = 0, 1, 2
+PASSED_LABELS, VIOLATED, MISUSE = 0, 1, 2
 """The last is click's own. A story of nothing is misuse that only the run could tell."""
 
 SEED_MAX: Final = 2**63 - 1
@@ -111,12 +111,12 @@ def simulate(
     """
     if sum((scenario is not None, lists, replay is not None)) != 1:
         raise click.UsageError("name one of: a SCENARIO, --list, --replay FILE; `remit simulate --list` shows what there is")
-    from remit.cli.output.console import until_nobody_reads
+    from remit.cli.output.console import until_broken_pipe
     from remit.cli.output.simulation_report import Shown  # after --help: these load all that is simulated
 
     shown = Shown(as_json)
     if lists:
-        with until_nobody_reads():
+        with until_broken_pipe():
             shown.scenarios()
         return
     asked = (
@@ -126,7 +126,7 @@ def simulate(
         raise click.UsageError("--trace and --story tell people about one run: leave out --json, and name one --seed")
     manner = RunOptions(jobs, as_json, trace, story, not no_shrink and replay is None, save or Path())
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with until_nobody_reads():
+    with until_broken_pipe():
         code = _run_many(shown, asked, manner) if len(asked.seeds) > 1 else _run_one(shown, asked, manner)
     sys.exit(code)
 
@@ -202,16 +202,16 @@ def _read_replay(path: Path, seed: int | None, seeds: str | None, until: str | N
 
 
 def _run_one(shown: Shown, asked: SimulationRequest, manner: RunOptions) -> int:
-    from remit.cli.interrupts import insisting
+    from remit.cli.interrupts import persistent_interrupts
     from remit.cli.session.source_revision import CHANGED, revision
 
-    with insisting():
+    with persistent_interrupts():
         from remit.simulate.simulation import Simulation
 
     if asked.revision and (asked.revision != (this := revision()) or asked.revision.endswith(CHANGED)):
         shown.other_revision(asked.revision, this, changed=asked.revision.endswith(CHANGED))
     simulation = Simulation(asked.scenario, asked.seeds[0], plan=asked.plan, until_s=asked.until_s, trace=manner.trace)
-    with shown.waiting(f"{asked.scenario.name}, seed {asked.seeds[0]}"), insisting():
+    with shown.waiting(f"{asked.scenario.name}, seed {asked.seeds[0]}"), persistent_interrupts():
         run = simulation.run()
     if manner.as_json:
         shown.line(run)
@@ -227,7 +227,7 @@ def _run_one(shown: Shown, asked: SimulationRequest, manner: RunOptions) -> int:
         if _shrink_and_save(shown, asked, manner, run):
             raise KeyboardInterrupt
         return VIOLATED
-    return PASSED if told else MISUSE
+    return PASSED_LABELS if told else MISUSE
 
 
 def _run_many(shown: Shown, asked: SimulationRequest, manner: RunOptions) -> int:
@@ -254,7 +254,7 @@ def _run_many(shown: Shown, asked: SimulationRequest, manner: RunOptions) -> int
             note()
     shown.totals(asked.scenario, totals)
     _report_failing(shown, asked, manner, sorted(failing, key=lambda run: run.seed))
-    return VIOLATED if failing else PASSED
+    return VIOLATED if failing else PASSED_LABELS
 
 
 def _report_failing(shown: Shown, asked: SimulationRequest, manner: RunOptions, failing: list[RunResult]) -> None:

@@ -135,19 +135,19 @@ def up(
     secured: TlsOptions | None,
     log_format: LogFormat | None,
     log_level: LogLevel,
-    lending: HostOptions,
+    permissions: HostOptions,
 ) -> None:
     """Run the whole control plane on this machine: API, scheduler, controllers, and an agent with its nodes.
 
     Everything is kept in one directory. Killed at any moment, it resumes there, and what runs goes on meanwhile. Ctrl-C, or
     `remit down`, ends it with all that it runs; what was applied is there again at the next start.
     """
-    said = [("--cpu", cpu), ("--memory", memory), ("--sandbox", sandbox), *(("--device", one) for one in devices)]
+    said = [("--cpu", cpu), ("--memory", memory), ("--sandbox", sandbox), *(("--device", device) for device in devices)]
     root = (data or default_data_directory()).absolute()
-    lending = lending._replace(
-        hidden=(*lending.hidden, root / SERVER_DIRECTORY)
+    permissions = permissions._replace(
+        hidden=(*permissions.hidden, root / SERVER_DIRECTORY)
     )  # the admin's token is there, and the keys of all secrets
-    words = (*(word for name, value in said if value for word in (name, value)), *lending.words())
+    words = (*(word for name, value in said if value for word in (name, value)), *permissions.words())
     named = tuple(name.strip() for name in regions.split(",") if name.strip())
     if not named:
         raise click.UsageError("--regions names none; leave it out, or write names such as eu-central,eu-west")
@@ -317,20 +317,20 @@ async def _bootstrap(api: Api, regions: Sequence[str]) -> None:
     from remit.model.metadata import Metadata
     from remit.model.resources import Amount
 
-    things: list[AnyObject] = [Region(metadata=Metadata(name=name)) for name in regions]
-    things.append(Tenant(metadata=Metadata(name=TENANT), spec=TenantSpec(quota=Amount.parse(TRIAL_QUOTA))))
+    objects: list[AnyObject] = [Region(metadata=Metadata(name=name)) for name in regions]
+    objects.append(Tenant(metadata=Metadata(name=TENANT), spec=TenantSpec(quota=Amount.parse(TRIAL_QUOTA))))
     for name, value in PRIORITY_CLASSES.items():
-        things.append(PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=value)))
-    for thing in things:
+        objects.append(PriorityClass(metadata=Metadata(name=name), spec=PriorityClassSpec(value=value)))
+    for obj in objects:
         try:
-            await api.get(type(thing), thing.metadata.name)  # a refusal would be on record as something that went wrong
+            await api.get(type(obj), obj.metadata.name)  # a refusal would be on record as something that went wrong
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
         else:
             continue
         try:
-            await api.create(thing)
+            await api.create(obj)
         except ApiError as error:
             if error.code != "exists":
                 raise
@@ -363,7 +363,7 @@ async def _report_nodes(here: UpOptions, api: Api, world: World) -> None:
     while ready < here.nodes and world.clock.now_ms() < until_ms:
         await world.clock.sleep_ms(max(50, here.beat_ms // 8))
         with suppress(Unanswered):
-            ready = sum(one.status.health is NodeHealth.READY for one in (await api.list(Node)).items)
+            ready = sum(item.status.health is NodeHealth.READY for item in (await api.list(Node)).items)
     more = "" if ready >= here.nodes else f" of {here.nodes}; `remit get nodes` says why the others are not"
     many = "1 node is" if ready == 1 else f"{ready} nodes are"
     click.echo(f"remit: {many} ready{more}. Ctrl-C ends everything; try: remit apply -f examples/quickstart/web.yaml --wait")

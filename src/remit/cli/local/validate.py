@@ -173,7 +173,7 @@ def read_manifests(files: tuple[str, ...], tenant: str = "") -> list[AnyObject]:
     With a `tenant`, what belongs to another is refused: who says whose things are meant should not touch others'.
     """
     found = find_manifest_files(files)
-    things: dict[str, AnyObject] = {}
+    objects: dict[str, AnyObject] = {}
     whence: dict[str, str] = {}
     unread, problems = len(found.unread), 0
     for name, why in found.unread.items():
@@ -187,15 +187,15 @@ def read_manifests(files: tuple[str, ...], tenant: str = "") -> list[AnyObject]:
         problems += len(manifests.problems)
         for problem in manifests.problems:
             print_problem(problem)
-        for thing in manifests.objects:
-            problems += _report_duplicate(whence, key(thing), name)
-            things[key(thing)] = thing
+        for obj in manifests.objects:
+            problems += _report_duplicate(whence, key(obj), name)
+            objects[key(obj)] = obj
     if unread or problems:
         click.echo("nothing was sent: mend this first", err=True)
         sys.exit(MISUSE if unread else PROBLEMS)
     if tenant:
-        _check_tenant(things.values(), tenant)
-    return list(things.values())
+        _check_tenant(objects.values(), tenant)
+    return list(objects.values())
 
 
 def _report_duplicate(whence: dict[str, str], path: str, file: str) -> int:
@@ -206,13 +206,11 @@ def _report_duplicate(whence: dict[str, str], path: str, file: str) -> int:
     return 1
 
 
-def _check_tenant(things: object, tenant: str) -> None:
-    for thing in things:  # type: ignore[attr-defined]
-        owner = thing.metadata.tenant
+def _check_tenant(objects: object, tenant: str) -> None:
+    for obj in objects:  # type: ignore[attr-defined]
+        owner = obj.metadata.tenant
         if owner and owner != tenant:
-            raise click.UsageError(
-                f"{key(thing)} is of tenant {owner}, and --tenant says {escaped(tenant)}; leave --tenant out"
-            )
+            raise click.UsageError(f"{key(obj)} is of tenant {owner}, and --tenant says {escaped(tenant)}; leave --tenant out")
 
 
 def _complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

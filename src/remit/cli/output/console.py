@@ -150,7 +150,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 @contextmanager
-def until_nobody_reads() -> Iterator[None]:
+def until_broken_pipe() -> Iterator[None]:
     """Nobody reads on, as in `| head`: nothing is broken or missed by that, so it must not end as if something were."""
     try:
         yield

@@ -38,7 +38,7 @@ from remit.proposal.explain.result_types import (
 )
 from remit.proposal.queue.backlog import RETRY_MS_MAX
 
-PASSED: Final = {
+PASSED_LABELS: Final = {
     "ready": "ready",
     "takes-work": "schedulable",
     "place": "placement matches",
@@ -56,7 +56,7 @@ PASSED: Final = {
 }
 """By filter name: the label of the nodes that passed it, in the funnel line."""
 
-EASED: Final = {
+RELAXED: Final = {
     "place": "placement.regions, zones or pools allow another place",
     "policy": "the policy allows another place",
     "taints": "it tolerates the taint, or the taint is removed",
@@ -71,7 +71,7 @@ EASED: Final = {
 "if".
 """
 
-STANDS_IN: Final = {
+NOT_POSSIBLE: Final = {
     "priority": "no replica of lower priority runs on a node where it could run",
     "class": "its priority class does not preempt",
     "gang": "gangs do not preempt",
@@ -90,13 +90,16 @@ impossible.
 
 def funnel_line(passage: FilterFunnel, quota: QuotaExplanation | None = None) -> str:
     """Formats a funnel as `nodes 120 -> ready 118 -> capacity 3`. Each number counts the nodes that passed all filters so far."""
-    parts = [f"nodes {passage.nodes}", *(f"{PASSED.get(step.filter, step.filter)} {step.left}" for step in passage.steps)]
+    parts = [
+        f"nodes {passage.nodes}",
+        *(f"{PASSED_LABELS.get(step.filter, step.filter)} {step.left}" for step in passage.steps),
+    ]
     if quota is not None and quota.covers < quota.wanted:
         parts.append(f"quota {quota.covers}" + (f" of {quota.wanted}" if quota.wanted > 1 else ""))
     return " -> ".join(parts)
 
 
-def nearest_words(nearest: NearestNodeExplanation) -> str:
+def format_nearest(nearest: NearestNodeExplanation) -> str:
     refused = ", ".join(nearest.refused)
     return (
         f"{nearest.node}, short by {nearest.lacks}" + (f" ({refused})" if refused else "")
@@ -105,15 +108,15 @@ def nearest_words(nearest: NearestNodeExplanation) -> str:
     )
 
 
-def unblock_words(unblock: Remedy) -> str:
+def format_remedy(unblock: Remedy) -> str:
     """Formats all changes of a remedy in one line, with the nodes on which the replica fits afterwards."""
-    said = ", and ".join(change_words(change) for change in unblock.changes)
+    said = ", and ".join(format_change(change) for change in unblock.changes)
     named = ", ".join(unblock.nodes)
     others = f" and {unblock.fits - len(unblock.nodes)} more" if unblock.fits > len(unblock.nodes) > 0 else ""
     return f"{said} (then it fits {many(unblock.fits, 'node')}{f': {named}{others}' if named else ''})"
 
 
-def change_words(change: Change) -> str:
+def format_change(change: Change) -> str:
     match change.kind:
         case "quota":
             return f"quota {change.what} grows by {change.amount}"
@@ -135,7 +138,7 @@ def change_words(change: Change) -> str:
         case "nodes":
             return f"there {_are(change.count)} {many(change.count, 'more node')} like {change.what}"
         case "filter":
-            return _eased_words(change)
+            return _format_relaxed(change)
         case _:
             return f"{change.kind} {change.what}"
 
@@ -144,23 +147,23 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _eased_words(change: Change) -> str:
+def _format_relaxed(change: Change) -> str:
     nodes = ", ".join(change.nodes) or "one of them"
     if change.what == "node-health":
         return f"{nodes} {_are(len(change.nodes) or 1)} ready again"
     if change.what == "takes-work":
         return f"{nodes} {_are(len(change.nodes) or 1)} uncordoned"
-    return EASED.get(change.what, f"plug-in {change.what} lets it pass")
+    return RELAXED.get(change.what, f"plug-in {change.what} lets it pass")
 
 
-def preemption_words(preemption: PreemptionExplanation) -> str:
-    victims = ", ".join(f"{one.replica} (priority {one.priority})" for one in preemption.victims)
+def format_preemption(preemption: PreemptionExplanation) -> str:
+    victims = ", ".join(f"{victim.replica} (priority {victim.priority})" for victim in preemption.victims)
     if preemption.possible:
         return f"{victims} on {preemption.node}, in the scheduler's next cycle"
-    return STANDS_IN.get(preemption.why, preemption.why) + (f": {victims} on {preemption.node}" if victims else "")
+    return NOT_POSSIBLE.get(preemption.why, preemption.why) + (f": {victims} on {preemption.node}" if victims else "")
 
 
-def quota_words(quota: QuotaExplanation) -> str:
+def format_quota(quota: QuotaExplanation) -> str:
     if quota.dead:
         return f"nothing can be charged to {quota.ledger} ({quota.dead})"
     left = {name: count for name, count in quota.left if name in dict(quota.charge.pairs)}
@@ -182,7 +185,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def age_words(at: str, wall: str) -> str:
+def format_age(at: str, wall: str) -> str:
     """How long ago `at` was. Both times come from wall clocks of possibly different machines, so the result is for display
     only. Empty if `at` is unknown or in the future.
     """
@@ -195,7 +198,7 @@ def age_words(at: str, wall: str) -> str:
     return format_duration(ms if ms < 1_000 else ms // 1_000 * 1_000 if ms < 3_600_000 else ms // 60_000 * 60_000)
 
 
-def clock_words(at: str) -> str:
+def format_clock(at: str) -> str:
     """The time of day (HH:MM:SS) of an ISO 8601 timestamp."""
     return at[11:19] if len(at) > 19 else at
 
@@ -241,22 +244,22 @@ def _workload(console: Console, told: WorkloadExplanation, verbose: bool, wall: 
         alike = f" and {many(group.count - 1, 'other')} like it" if group.count > 1 else ""
         _waits(console, f"{group.first}{alike}", group.waits, told.since, told.history, verbose, wall)
     if not told.groups:
-        line(console, "limited by", _limit_words(told.limit, told.detail))
+        line(console, "limited by", _format_limit(told.limit, told.detail))
     if told.unattended:
         line(console, "not running", told.unattended, BAD)
 
 
-def _limit_words(limit: str, detail: str) -> str:
+def _format_limit(limit: str, detail: str) -> str:
     if not limit:
         return f"nothing: {detail or 'it is in its desired state'}"
     if detail:
         return f"{limit}: {detail}"
     if limit == "missing":
         return "replicas that are not created yet; the workload controller creates them"
-    return _phase_words(Phase(limit))
+    return _format_phase(Phase(limit))
 
 
-def _phase_words(phase: Phase) -> str:
+def _format_phase(phase: Phase) -> str:
     wait = PHASE_TIMEOUTS.get(phase)
     if wait is None:
         return f"{phase}"
@@ -277,11 +280,11 @@ def _replica(console: Console, told: ReplicaExplanation, verbose: bool, wall: st
     if told.waits is not None:
         _waits(console, told.name, told.waits, told.since, told.history, verbose, wall)
         return
-    ago = age_words(told.since, wall)
+    ago = format_age(told.since, wall)
     on = f" on {told.node}" if told.node else ""
     line(console, "state", Text.assemble((f"{told.phase}{on}", "bold green"), f" for {ago}" if ago else ""))
     if told.phase in PHASE_TIMEOUTS:
-        line(console, "", _phase_words(Phase(told.phase)))
+        line(console, "", _format_phase(Phase(told.phase)))
     if told.said:
         line(console, "agent report", told.said)
     if told.result or told.reason:
@@ -302,7 +305,7 @@ def _chosen(console: Console, told: ReplicaExplanation, chosen: PlacementExplana
         line(console, "why here", f"the decision is no longer stored; --node {told.node} shows whether it would fit there now")
         return
     others = chosen.passage.fits - 1
-    first = next((one for one in chosen.candidates if one.node == told.node), None)
+    first = next((candidate for candidate in chosen.candidates if candidate.node == told.node), None)
     if first is None:
         ahead = f"one of {many(chosen.passage.fits, 'node')} that fit; the best ones before the replicas of the same batch were placed:"
     else:
@@ -312,15 +315,15 @@ def _chosen(console: Console, told: ReplicaExplanation, chosen: PlacementExplana
     line(console, "", funnel_line(chosen.passage))
     if chosen.victims:
         line(console, "preempted", listed([name.removeprefix("replica/") for name in chosen.victims]))
-    age = age_words(chosen.at, wall)
+    age = format_age(chosen.at, wall)
     policy = f"policy {chosen.policy}" if chosen.policy else "no policy"
     seen = f"revision {chosen.seen}, {chosen.age_ms} ms old at the decision; {policy}; overrides {listed(chosen.overrides)}"
     line(console, "decided on", seen)
-    answer = next((one for one in reversed(told.history) if one.by == "authority" and "accepted" in one.said), None)
+    answer = next((entry for entry in reversed(told.history) if entry.by == "authority" and "accepted" in entry.said), None)
     if answer is not None:
         line(console, "verdict", f"{answer.said} at revision {answer.revision}" + (f", {age} ago" if age else ""))
-    refused = [one for one in told.history if one.by == "authority" and one.reason]
-    waited = [one for one in told.history if one.by == "scheduler" and one.said == "waiting"]
+    refused = [entry for entry in told.history if entry.by == "authority" and entry.reason]
+    waited = [entry for entry in told.history if entry.by == "scheduler" and entry.said == "waiting"]
     before = f"refused {many(len(refused), 'time')}, pending {many(len(waited), 'time')} before"
     line(console, "attempts", f"attempt {chosen.attempt}; {before}{_reasons([*refused, *waited])}")
     if verbose:
@@ -345,7 +348,7 @@ def _waits(
     verbose: bool,
     wall: str,
 ) -> None:
-    ago = age_words(since, wall)
+    ago = format_age(since, wall)
     reason = waits.reason or "none"
     style = STYLES[waits.verdict]
     head = Text.assemble(
@@ -367,19 +370,19 @@ def _waits(
             f"{gang.min} must be bound at once: {gang.fits} of {gang.waiting} pending replicas fit now, {gang.standing} are placed",
         )
     if waits.nearest is not None:
-        line(console, "nearest fit", nearest_words(waits.nearest))
+        line(console, "nearest fit", format_nearest(waits.nearest))
     if waits.candidates:
         _candidates(console, waits.candidates, "")
     for number, unblock in enumerate(waits.unblocks):
-        line(console, "" if number else "unblocks", f"{'if' if not number else 'or if'} {unblock_words(unblock)}")
+        line(console, "" if number else "unblocks", f"{'if' if not number else 'or if'} {format_remedy(unblock)}")
     if waits.verdict != "now" and not waits.unblocks:
         line(console, "unblocks", "none of the small changes that were tried would be enough")
     if waits.preemption is not None:
-        line(console, "preempts", preemption_words(waits.preemption))
+        line(console, "preempts", format_preemption(waits.preemption))
     if waits.verdict != "now":
         line(console, "next attempt", _again(waits, history, wall))
     if verbose:
-        line(console, "quota", quota_words(waits.quota))
+        line(console, "quota", format_quota(waits.quota))
         _funnel(console, waits.passage)
 
 
@@ -401,7 +404,7 @@ def _again(waits: PendingExplanation, history: Sequence[HistoryEntry], wall: str
     from wall clocks.
     """
     sooner = f"earlier when this changes: {', '.join(waits.cures)} ({waits.cure})"
-    last = next((one for one in reversed(history) if one.by == "scheduler" and one.at), None)
+    last = next((entry for entry in reversed(history) if entry.by == "scheduler" and entry.at), None)
     if last is None:
         return f"at most {format_duration(RETRY_MS_MAX)} after its last attempt, which is no longer recorded; {sooner}"
     until = datetime.fromisoformat(last.at) + timedelta(milliseconds=RETRY_MS_MAX)
@@ -411,9 +414,13 @@ def _again(waits: PendingExplanation, history: Sequence[HistoryEntry], wall: str
 
 
 def _candidates(console: Console, candidates: Iterable[DecisionCandidate], chosen: str) -> None:
-    for one in candidates:
-        parts = ", ".join(f"{name} {score}" for name, score in one.parts.items())
-        line(console, "", Text(f"{one.node}  score {one.score} ({parts})", style="green" if one.node == chosen else ""))
+    for candidate in candidates:
+        parts = ", ".join(f"{name} {score}" for name, score in candidate.parts.items())
+        line(
+            console,
+            "",
+            Text(f"{candidate.node}  score {candidate.score} ({parts})", style="green" if candidate.node == chosen else ""),
+        )
 
 
 def _funnel(console: Console, passage: FilterFunnel) -> None:
@@ -459,7 +466,7 @@ def _history(console: Console, history: Sequence[HistoryEntry]) -> None:
         line(
             console,
             "" if number else "recorded",
-            f"{clock_words(one.at) or '-'}  {one.revision}  {one.by} {one.said}{reason}{detail}",
+            f"{format_clock(one.at) or '-'}  {one.revision}  {one.by} {one.said}{reason}{detail}",
         )
     if len(history) > len(shown):
         line(console, "", f"and {len(history) - len(shown)} earlier ones; -o json lists up to {len(history)}")

@@ -16,18 +16,18 @@ from rich.text import Text
 from remit.cli.commands.events import account_path
 from remit.cli.commands.events import columns as event_columns
 from remit.cli.commands.events import row as event_row
-from remit.cli.commands.nodes import said_words
+from remit.cli.commands.nodes import format_report_age
 from remit.cli.output.console import BAD, GOOD, UNSURE, Sheet, console
 from remit.cli.output.object_columns import (
     age,
-    bytes_words,
     columns_of,
-    cpu_words,
     endpoint_columns,
     endpoint_row,
+    format_bytes,
+    format_cpu,
     row_of,
 )
-from remit.cli.output.object_list import Found, in_order, or_none, surroundings
+from remit.cli.output.object_list import Found, in_order, load_row_context, or_none
 from remit.cli.output.serialization import plain
 from remit.cli.session.object_lookup import get_object, tenant_of
 from remit.cli.session.workload_progress import format_stages
@@ -52,16 +52,16 @@ _AGAINST: Final = ("Failed",)
 """Conditions that are bad if they are true."""
 
 
-async def show(api: Api, asked: CommandContext, things: Sequence[ObjectRef]) -> None:
-    for number, thing in enumerate(things):
+async def show(api: Api, context: CommandContext, refs: Sequence[ObjectRef]) -> None:
+    for number, ref in enumerate(refs):
         if number:
             sys.stdout.write("\n")
-        await _show(api, asked, thing)
+        await _show(api, context, ref)
 
 
-async def _show(api: Api, asked: CommandContext, thing: ObjectRef) -> None:
-    found: AnyObject = await get_object(api, asked, thing)
-    account = await or_none(api.account(account_path(asked, thing), limit=EVENTS_SHOWN)) or ()
+async def _show(api: Api, context: CommandContext, ref: ObjectRef) -> None:
+    found: AnyObject = await get_object(api, context, ref)
+    account = await or_none(api.account(account_path(context, ref), limit=EVENTS_SHOWN)) or ()
     to, wall = console(), BootClock().wall()
     _head(to, found, account, wall)
     if isinstance(found, Workload):
@@ -73,7 +73,7 @@ async def _show(api: Api, asked: CommandContext, thing: ObjectRef) -> None:
     _values(to, "status", status)
     _conditions(to, getattr(getattr(found, "status", None), "conditions", ()), wall)
     if isinstance(found, Workload | Replica):
-        await _explained(api, to, found, tenant_of(asked, thing), wall)
+        await _explained(api, to, found, tenant_of(context, ref), wall)
     _account(to, account, wall)
 
 
@@ -88,8 +88,8 @@ def field(to: Console, name: str, value: str, style: str = "") -> None:
     to.print(Text.assemble((f"{name + ':':<{INDENT}}", "bold"), (escaped(value), style)), soft_wrap=True)
 
 
-def _head(to: Console, thing: AnyObject, account: Sequence[HistoryEvent], wall: str) -> None:
-    meta, kind = thing.metadata, type(thing).__name__
+def _head(to: Console, obj: AnyObject, account: Sequence[HistoryEvent], wall: str) -> None:
+    meta, kind = obj.metadata, type(obj).__name__
     field(to, kind.lower(), meta.name)
     if meta.tenant:
         field(to, "tenant", meta.tenant)
@@ -109,46 +109,46 @@ def _head(to: Console, thing: AnyObject, account: Sequence[HistoryEvent], wall: 
         field(to, "deleting", f"held by {held}" if held else "once what is left of it has ended", BAD)
 
 
-async def _workload(api: Api, to: Console, thing: Workload) -> None:
-    meta = thing.metadata
+async def _workload(api: Api, to: Console, obj: Workload) -> None:
+    meta = obj.metadata
     listed = await api.list(Replica, tenant=meta.tenant, fields=f"spec.workload={meta.name}")
-    around = await surroundings(api, Found("Workload", [thing], whole=False))
-    found = around.progress[meta.tenant, meta.name]
+    row_context = await load_row_context(api, Found("Workload", [obj], whole=False))
+    found = row_context.progress[meta.tenant, meta.name]
     field(to, "progress", f"{found.arrived} of {found.wanted} ready; {format_stages(found)}", GOOD if found.settled else UNSURE)
     if found.limit:
         field(to, "limited by", found.limit + (f": {found.detail}" if found.detail else ""), BAD if found.never else UNSURE)
     if listed.items:
-        await _replicas(api, to, in_order(listed.items, ""), everyone=False)
-    endpoints = [one for one in (await api.endpoints(tenant=meta.tenant)).items if one.service == meta.name]
+        await _replicas(api, to, in_order(listed.items, ""), all_tenants=False)
+    endpoints = [endpoint for endpoint in (await api.endpoints(tenant=meta.tenant)).items if endpoint.service == meta.name]
     if endpoints:
         title(to, "\nEndpoints")
-        Sheet(to, endpoint_columns(everyone=False)).show(
-            endpoint_row(one, everyone=False) for one in endpoints[:REPLICAS_SHOWN]
+        Sheet(to, endpoint_columns(all_tenants=False)).show(
+            endpoint_row(endpoint, all_tenants=False) for endpoint in endpoints[:REPLICAS_SHOWN]
         )
 
 
-async def _replicas(api: Api, to: Console, replicas: Sequence[Replica], *, everyone: bool) -> None:
+async def _replicas(api: Api, to: Console, replicas: Sequence[Replica], *, all_tenants: bool) -> None:
     title(to, "\nReplicas")
-    around = await surroundings(api, Found("Replica", list(replicas)))
-    rows = (row_of(one, around, everyone=everyone) for one in replicas[:REPLICAS_SHOWN])
-    Sheet(to, columns_of("Replica", everyone=everyone)).show(rows)
+    row_context = await load_row_context(api, Found("Replica", list(replicas)))
+    rows = (row_of(replica, row_context, all_tenants=all_tenants) for replica in replicas[:REPLICAS_SHOWN])
+    Sheet(to, columns_of("Replica", all_tenants=all_tenants)).show(rows)
     if len(replicas) > REPLICAS_SHOWN:
         to.print(f"and {len(replicas) - REPLICAS_SHOWN} more; `remit get replicas` lists them")
 
 
-async def _node(api: Api, to: Console, thing: Node) -> None:
-    name = thing.metadata.name
+async def _node(api: Api, to: Console, obj: Node) -> None:
+    name = obj.metadata.name
     here = (await api.list(Replica, tenant="", fields=f"status.node={name}")).items
     here = [one for one in here if one.status.phase is not Phase.RELEASED]
     tops = [one for one in await or_none(api.top_nodes()) or () if one.node == name]
     for top in tops:
         asked, has = top.requests, top.capacity
         said = top.age_ms is not None
-        _used(to, "cpu", cpu_words, asked.cpu_milli, has.cpu_milli, top.cpu_milli if said else None)
-        _used(to, "memory", bytes_words, asked.memory_bytes, has.memory_bytes, top.memory_bytes if said else None)
-        field(to, "said so", said_words(top.age_ms))
+        _used(to, "cpu", format_cpu, asked.cpu_milli, has.cpu_milli, top.cpu_milli if said else None)
+        _used(to, "memory", format_bytes, asked.memory_bytes, has.memory_bytes, top.memory_bytes if said else None)
+        field(to, "said so", format_report_age(top.age_ms))
     if here:
-        await _replicas(api, to, in_order(here, ""), everyone=True)
+        await _replicas(api, to, in_order(here, ""), all_tenants=True)
 
 
 def _used(to: Console, name: str, words: Callable[[int], str], asked: int, has: int, used: int | None) -> None:
@@ -174,22 +174,22 @@ def _conditions(to: Console, conditions: Sequence[Condition], wall: str) -> None
     title(to, "\nConditions")
     columns = Column("TYPE"), Column("STATUS"), Column("REASON"), Column("SINCE", right=True), Column("MESSAGE", fluid=True)
     rows = []
-    for one in conditions:
-        style = TRUTHS[one.status] if one.type not in _AGAINST else BAD if one.status == "True" else GOOD
-        since = age(one.last_transition, wall) or "-"
-        rows.append((one.type, Cell(one.status, style), one.reason or "-", since, one.message or "-"))
+    for condition in conditions:
+        style = TRUTHS[condition.status] if condition.type not in _AGAINST else BAD if condition.status == "True" else GOOD
+        since = age(condition.last_transition, wall) or "-"
+        rows.append((condition.type, Cell(condition.status, style), condition.reason or "-", since, condition.message or "-"))
     Sheet(to, columns).show(rows)
 
 
-async def _explained(api: Api, to: Console, thing: Workload | Replica, tenant: str, wall: str) -> None:
+async def _explained(api: Api, to: Console, obj: Workload | Replica, tenant: str, wall: str) -> None:
     """Why it waits, if it does; and of what has a place, why there."""
     from remit.cli.output.explanations import show as show_explained
     from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
 
-    told = await or_none(api.explain(type(thing), thing.metadata.name, tenant=tenant))
+    told = await or_none(api.explain(type(obj), obj.metadata.name, tenant=tenant))
     if told is None:
         return
-    shape: Any = WorkloadExplanation if isinstance(thing, Workload) else ReplicaExplanation
+    shape: Any = WorkloadExplanation if isinstance(obj, Workload) else ReplicaExplanation
     found: ReplicaExplanation | WorkloadExplanation = msgspec.convert(told, shape, dec_hook=dec_hook)
     if isinstance(found, WorkloadExplanation) and not found.groups:
         return
@@ -201,5 +201,5 @@ def _account(to: Console, account: Sequence[HistoryEvent], wall: str) -> None:
     if not account:
         return
     title(to, "\nWhat happened")
-    about = len({one.regarding for one in account}) > 1
-    Sheet(to, event_columns(about=about)).show(event_row(one, wall, about=about) for one in account)
+    about = len({event.regarding for event in account}) > 1
+    Sheet(to, event_columns(about=about)).show(event_row(event, wall, about=about) for event in account)

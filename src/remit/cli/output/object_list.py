@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from remit.cli.output.console import Sheet, console
-from remit.cli.output.object_columns import Around, columns_of, endpoint_columns, endpoint_row, row_of
+from remit.cli.output.object_columns import RowContext, columns_of, endpoint_columns, endpoint_row, row_of
 from remit.cli.output.serialization import json_text, manifest_text, plain
 from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped, plural_name
 from remit.cli.session.object_lookup import class_of, display_name, get_object
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TABLES: Final = ("table", "wide")
 
 
-class Wish(NamedTuple):
+class ListOptions(NamedTuple):
     """How it is to be printed, and which of it."""
 
     output: str = "table"
@@ -54,105 +54,111 @@ class Found(NamedTuple):
     """All of the kind that match, and not some by their names."""
 
 
-async def show(api: Api, asked: CommandContext, kinds: Sequence[str], things: Sequence[ObjectRef], wish: Wish) -> None:
-    found = await _named(api, asked, things) if things else [await listing(api, asked, kind, wish) for kind in kinds]
-    found = [one._replace(items=in_order(one.items, wish.sort_by)) for one in found]
-    if wish.output == "json":
-        sys.stdout.write(json_text(_document(found, things)))
-    elif wish.output == "yaml":
-        texts = [_yaml(thing) for one in found for thing in one.items]
+async def show(
+    api: Api, context: CommandContext, kinds: Sequence[str], refs: Sequence[ObjectRef], options: ListOptions
+) -> None:
+    found = await _named(api, context, refs) if refs else [await listing(api, context, kind, options) for kind in kinds]
+    found = [result._replace(items=in_order(result.items, options.sort_by)) for result in found]
+    if options.output == "json":
+        sys.stdout.write(json_text(_document(found, refs)))
+    elif options.output == "yaml":
+        texts = [_yaml(ref) for result in found for ref in result.items]
         sys.stdout.write("---\n".join(texts))
-    elif wish.output == "name":
-        for one in found:
-            for thing in one.items:
-                sys.stdout.write(f"{escaped(name_of(thing, asked))}\n")
+    elif options.output == "name":
+        for result in found:
+            for ref in result.items:
+                sys.stdout.write(f"{escaped(name_of(ref, context))}\n")
     else:
-        await _tables(api, asked, found, wish)
+        await _tables(api, context, found, options)
 
 
-async def listing(api: Api, asked: CommandContext, kind: str, wish: Wish) -> Found:
+async def listing(api: Api, context: CommandContext, kind: str, options: ListOptions) -> Found:
     if kind == ENDPOINTS:
-        if wish.labels or wish.fields:
+        if options.labels or options.fields:
             raise click.UsageError("endpoints have neither labels nor fields to select by")
-        listed = await api.endpoints(tenant=asked.tenant)
+        listed = await api.endpoints(tenant=context.tenant)
         return Found(kind, list(listed.items), listed.revision)
-    tenant = asked.tenant if is_tenant_scoped(kind) else ""
-    found = await api.list(class_of(kind), tenant=tenant, labels=wish.labels, fields=wish.fields)
+    tenant = context.tenant if is_tenant_scoped(kind) else ""
+    found = await api.list(class_of(kind), tenant=tenant, labels=options.labels, fields=options.fields)
     return Found(kind, list(found.items), found.revision)
 
 
-async def _named(api: Api, asked: CommandContext, things: Sequence[ObjectRef]) -> list[Found]:
+async def _named(api: Api, context: CommandContext, refs: Sequence[ObjectRef]) -> list[Found]:
     by_kind: dict[str, list[Any]] = {}
-    for thing in things:
-        by_kind.setdefault(thing.kind, []).append(await get_object(api, asked, thing))
+    for ref in refs:
+        by_kind.setdefault(ref.kind, []).append(await get_object(api, context, ref))
     return [Found(kind, items, whole=False) for kind, items in by_kind.items()]
 
 
 # -- what is printed -----------------------------------------------------------------------------------------------------------
 
 
-def name_of(thing: Any, asked: CommandContext) -> str:
-    if isinstance(thing, EndpointItem):
-        return display_name(asked, ENDPOINTS, thing.replica, thing.tenant)
-    return display_name(asked, type(thing).__name__, thing.metadata.name, thing.metadata.tenant)
+def name_of(obj: Any, context: CommandContext) -> str:
+    if isinstance(obj, EndpointItem):
+        return display_name(context, ENDPOINTS, obj.replica, obj.tenant)
+    return display_name(context, type(obj).__name__, obj.metadata.name, obj.metadata.tenant)
 
 
-def _yaml(thing: Any) -> str:
+def _yaml(obj: Any) -> str:
     from remit.cli.output.serialization import yaml_text
 
-    return yaml_text(plain(thing)) if isinstance(thing, EndpointItem) else manifest_text(thing)
+    return yaml_text(plain(obj)) if isinstance(obj, EndpointItem) else manifest_text(obj)
 
 
-def _document(found: Sequence[Found], things: Sequence[ObjectRef]) -> Any:
+def _document(found: Sequence[Found], refs: Sequence[ObjectRef]) -> Any:
     """One object, if one was named; a list of one kind, as the API gives it; or a list of several kinds."""
-    if len(things) == 1:
+    if len(refs) == 1:
         return plain(found[0].items[0])
     kind = f"{found[0].kind}List" if len(found) == 1 else "List"
-    revision = min((one.revision for one in found), default=0)
+    revision = min((result.revision for result in found), default=0)
     metadata = {"revision": revision} if revision else {}
-    items = [plain(thing) for one in found for thing in one.items]
+    items = [plain(ref) for result in found for ref in result.items]
     return {"apiVersion": "remit/v1", "kind": kind, "metadata": metadata, "items": items}
 
 
-async def _tables(api: Api, asked: CommandContext, found: Sequence[Found], wish: Wish) -> None:
-    shown = [one for one in found if one.items]
+async def _tables(api: Api, context: CommandContext, found: Sequence[Found], options: ListOptions) -> None:
+    shown = [result for result in found if result.items]
     for number, one in enumerate(shown):
         if number:
             sys.stdout.write("\n")
-        await _table(api, asked, one, wish, prefixed=len(found) > 1)
+        await _table(api, context, one, options, prefixed=len(found) > 1)
     if not shown:
-        whose = "" if asked.everyone or not any(is_tenant_scoped(one.kind) for one in found) else f" of tenant {asked.tenant}"
-        click.echo(f"there are no {' or '.join(plural_name(one.kind) for one in found)}{escaped(whose)}", err=True)
+        whose = (
+            ""
+            if context.all_tenants or not any(is_tenant_scoped(result.kind) for result in found)
+            else f" of tenant {context.tenant}"
+        )
+        click.echo(f"there are no {' or '.join(plural_name(result.kind) for result in found)}{escaped(whose)}", err=True)
 
 
-async def _table(api: Api, asked: CommandContext, found: Found, wish: Wish, *, prefixed: bool) -> None:
-    wide = wish.output == "wide"
+async def _table(api: Api, context: CommandContext, found: Found, options: ListOptions, *, prefixed: bool) -> None:
+    wide = options.output == "wide"
     if found.kind == ENDPOINTS:
-        sheet = Sheet(console(), endpoint_columns(everyone=asked.everyone), wide=wide, heads=wish.heads)
-        sheet.show(endpoint_row(item, everyone=asked.everyone) for item in found.items)
+        sheet = Sheet(console(), endpoint_columns(all_tenants=context.all_tenants), wide=wide, heads=options.heads)
+        sheet.show(endpoint_row(item, all_tenants=context.all_tenants) for item in found.items)
         return
-    everyone = asked.everyone and is_tenant_scoped(found.kind)
-    around = await surroundings(api, found)
-    sheet = Sheet(console(), columns_of(found.kind, everyone=everyone), wide=wide, heads=wish.heads)
-    sheet.show(row_of(thing, around, everyone=everyone, prefixed=prefixed) for thing in found.items)
+    all_tenants = context.all_tenants and is_tenant_scoped(found.kind)
+    row_context = await load_row_context(api, found)
+    sheet = Sheet(console(), columns_of(found.kind, all_tenants=all_tenants), wide=wide, heads=options.heads)
+    sheet.show(row_of(obj, row_context, all_tenants=all_tenants, prefixed=prefixed) for obj in found.items)
 
 
-async def surroundings(api: Api, found: Found) -> Around:
+async def load_row_context(api: Api, found: Found) -> RowContext:
     """What a table of these shows besides them. What cannot be had is left out: the objects themselves were told."""
     wall = BootClock().wall()
-    tenants = sorted({thing.metadata.tenant for thing in found.items})
+    tenants = sorted({obj.metadata.tenant for obj in found.items})
     tenant = tenants[0] if len(tenants) == 1 else ""
     if found.kind == "Workload":
-        return Around(progress=await _progress(api, found.items, tenant, whole=found.whole), wall=wall)
+        return RowContext(progress=await _progress(api, found.items, tenant, whole=found.whole), wall=wall)
     if found.kind == "Replica":
-        waits = any(one.status.phase is Phase.PENDING for one in found.items)
+        waits = any(item.status.phase is Phase.PENDING for item in found.items)
         reasons = pending_reasons(await decisions_of(api, tenant)) if waits else {}
         tops = await or_none(api.top_replicas(tenant=tenant))
-        return Around(reasons=reasons, replicas={(one.tenant, one.replica): one for one in tops or ()}, wall=wall)
+        return RowContext(reasons=reasons, replicas={(top.tenant, top.replica): top for top in tops or ()}, wall=wall)
     if found.kind == "Node":
         nodes = await or_none(api.top_nodes())
-        return Around(nodes={one.node: one for one in nodes or ()}, wall=wall)
-    return Around(wall=wall)
+        return RowContext(nodes={node.node: node for node in nodes or ()}, wall=wall)
+    return RowContext(wall=wall)
 
 
 async def _progress(api: Api, workloads: Sequence[Workload], tenant: str, *, whole: bool) -> dict[tuple[str, str], Any]:
@@ -160,10 +166,10 @@ async def _progress(api: Api, workloads: Sequence[Workload], tenant: str, *, who
     if whole:
         replicas = list((await api.list(Replica, tenant=tenant)).items)
     else:
-        for one in workloads:
-            meta = one.metadata
+        for workload in workloads:
+            meta = workload.metadata
             replicas += (await api.list(Replica, tenant=meta.tenant, fields=f"spec.workload={meta.name}")).items
-    waits = any(one.status.phase is Phase.PENDING for one in replicas)
+    waits = any(replica.status.phase is Phase.PENDING for replica in replicas)
     return progress_of(workloads, replicas, await decisions_of(api, tenant) if waits else ())
 
 
@@ -171,8 +177,8 @@ def progress_of(
     workloads: Iterable[Workload], replicas: Iterable[Replica], decisions: Iterable[Decision]
 ) -> dict[tuple[str, str], Any]:
     by_workload: dict[tuple[str, str], list[Replica]] = {}
-    for one in replicas:
-        by_workload.setdefault((one.metadata.tenant, one.spec.workload), []).append(one)
+    for replica in replicas:
+        by_workload.setdefault((replica.metadata.tenant, replica.spec.workload), []).append(replica)
     reasons = pending_reasons(decisions)
     found = {}
     for workload in workloads:

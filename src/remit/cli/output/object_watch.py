@@ -14,9 +14,9 @@ import click
 from msgspec import Raw
 
 from remit.cli.output.console import FAINT, Cell, Cells, Sheet, console
-from remit.cli.output.object_columns import AGE, Around, columns_of, endpoint_columns, endpoint_row, row_of
-from remit.cli.output.object_list import Found, Wish, decisions_of, in_order, name_of, progress_of, surroundings
-from remit.cli.output.serialization import plain, spelt
+from remit.cli.output.object_columns import AGE, RowContext, columns_of, endpoint_columns, endpoint_row, row_of
+from remit.cli.output.object_list import Found, ListOptions, decisions_of, in_order, load_row_context, name_of, progress_of
+from remit.cli.output.serialization import escape_json, plain
 from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped
 from remit.cli.session.object_lookup import class_of
 from remit.cli.session.workload_progress import summarize_progress
@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 Key = tuple[str, str]
 
 
-async def show_watch(api: Api, asked: CommandContext, kinds: Sequence[str], things: Sequence[ObjectRef], wish: Wish) -> None:
+async def show_watch(
+    api: Api, context: CommandContext, kinds: Sequence[str], refs: Sequence[ObjectRef], options: ListOptions
+) -> None:
     """For ever; whoever has seen enough interrupts it."""
-    kind = kinds[0] if kinds else things[0].kind
-    rows = _Rows(api, asked, kind, {thing.name for thing in things}, wish)
-    if wish.output in ("table", "wide") and kind == "Workload":
+    kind = kinds[0] if kinds else refs[0].kind
+    rows = _Rows(api, context, kind, {ref.name for ref in refs}, options)
+    if options.output in ("table", "wide") and kind == "Workload":
         async with asyncio.TaskGroup() as group:  # its row says how its replicas fare, so they are watched as well
             group.create_task(rows.follow())
             group.create_task(rows.follow_replicas())
@@ -54,20 +56,24 @@ def _lost(why: str) -> None:
 class _Rows:
     """What was printed last of each, so that only what differs is printed."""
 
-    def __init__(self, api: Api, asked: CommandContext, kind: str, names: set[str], wish: Wish) -> None:
-        self._api, self._asked, self._kind, self._names, self._wish = api, asked, kind, names, wish
-        self._everyone = asked.everyone and (kind == ENDPOINTS or is_tenant_scoped(kind))
-        self._things: dict[Key, Any] = {}
+    def __init__(self, api: Api, context: CommandContext, kind: str, names: set[str], options: ListOptions) -> None:
+        self._api, self._context, self._kind, self._names, self._options = api, context, kind, names, options
+        self._all_tenants = context.all_tenants and (kind == ENDPOINTS or is_tenant_scoped(kind))
+        self._objects: dict[Key, Any] = {}
         self._replicas: dict[Key, Replica] = {}
         self._printed: dict[Key, list[str]] = {}
-        self._around = Around()
+        self._row_context = RowContext()
         self._synced = False
-        self._members_told = asyncio.Event()
+        self._replicas_synced = asyncio.Event()
         self._turn = asyncio.Lock()
-        columns = endpoint_columns(everyone=self._everyone) if kind == ENDPOINTS else columns_of(kind, everyone=self._everyone)
-        wide = wish.output == "wide"
-        self._sheet = Sheet(console(), columns, wide=wide, heads=wish.heads, live=True)
-        self._compared = [n for n, one in enumerate(columns) if (wide or not one.wide) and one.head != AGE]
+        columns = (
+            endpoint_columns(all_tenants=self._all_tenants)
+            if kind == ENDPOINTS
+            else columns_of(kind, all_tenants=self._all_tenants)
+        )
+        wide = options.output == "wide"
+        self._sheet = Sheet(console(), columns, wide=wide, heads=options.heads, live=True)
+        self._compared = [n for n, column in enumerate(columns) if (wide or not column.wide) and column.head != AGE]
 
     async def follow(self) -> None:
         async for told in self._told():
@@ -80,115 +86,115 @@ class _Rows:
                     await self._first()
 
     def _told(self) -> AsyncIterator[Any]:
-        tenant = self._asked.tenant
+        tenant = self._context.tenant
         if self._kind == ENDPOINTS:
             return self._api.watch_endpoints(tenant=tenant, lost=_lost)
-        fields, labels = self._wish.fields, self._wish.labels
+        fields, labels = self._options.fields, self._options.labels
         name = next(iter(self._names)) if len(self._names) == 1 else ""
         return self._api.watch(class_of(self._kind), name=name, tenant=tenant, labels=labels, fields=fields, lost=_lost)
 
     async def _first(self) -> None:
         """All that stood, in order, in one table."""
-        if self._wish.output not in ("table", "wide"):
+        if self._options.output not in ("table", "wide"):
             self._synced = True
             return
-        self._around = await self._look(list(self._things.values()))
-        for thing in in_order(self._things.values(), self._wish.sort_by):
-            self._note(thing)
-        self._sheet.show(self._row(thing) for thing in in_order(self._things.values(), self._wish.sort_by))
+        self._row_context = await self._look(list(self._objects.values()))
+        for obj in in_order(self._objects.values(), self._options.sort_by):
+            self._note(obj)
+        self._sheet.show(self._row(obj) for obj in in_order(self._objects.values(), self._options.sort_by))
         sys.stdout.flush()
         self._synced = True
-        for key in list(self._things) if self._kind == "Workload" else ():
+        for key in list(self._objects) if self._kind == "Workload" else ():
             await self._recount(key)  # they may have moved while it was asked what they wait for
 
-    async def _look(self, things: list[Any]) -> Around:
+    async def _look(self, objects: list[Any]) -> RowContext:
         if self._kind == ENDPOINTS:
-            return Around()
+            return RowContext()
         if self._kind == "Workload":
-            await self._members_told.wait()
-            return await self._progress(things)
-        return await surroundings(self._api, Found(self._kind, things, whole=not self._names))
+            await self._replicas_synced.wait()
+            return await self._progress(objects)
+        return await load_row_context(self._api, Found(self._kind, objects, whole=not self._names))
 
-    def _wanted(self, thing: Any) -> bool:
-        return not self._names or _key(thing)[1] in self._names
+    def _wanted(self, obj: Any) -> bool:
+        return not self._names or _key(obj)[1] in self._names
 
-    async def _changed(self, thing: Any, revision: int) -> None:
-        if not self._wanted(thing):
+    async def _changed(self, obj: Any, revision: int) -> None:
+        if not self._wanted(obj):
             return
-        self._things[_key(thing)] = thing
-        if self._wish.output == "json":
-            _line(WatchLine(type="changed", revision=revision, object=Raw(encode(plain(thing)))))
-        elif self._wish.output == "name":
-            _say(name_of(thing, self._asked))
+        self._objects[_key(obj)] = obj
+        if self._options.output == "json":
+            _line(WatchLine(type="changed", revision=revision, object=Raw(encode(plain(obj)))))
+        elif self._options.output == "name":
+            _say(name_of(obj, self._context))
         elif self._synced:
-            await self._refresh(thing)
-            self._show(thing)
+            await self._refresh(obj)
+            self._show(obj)
 
     async def _deleted(self, told: Deleted) -> None:
-        thing = self._things.pop((told.tenant, told.name), None)
+        obj = self._objects.pop((told.tenant, told.name), None)
         self._printed.pop((told.tenant, told.name), None)
-        if thing is None:
+        if obj is None:
             return
-        if self._wish.output == "json":
+        if self._options.output == "json":
             gone = {"kind": told.kind, "metadata": {"name": told.name, "tenant": told.tenant}}
             _line(WatchLine(type="deleted", revision=told.revision, object=Raw(encode(gone))))
-        elif self._wish.output == "name":
-            _say(f"{name_of(thing, self._asked)} deleted")
+        elif self._options.output == "name":
+            _say(f"{name_of(obj, self._context)} deleted")
         elif self._synced:
-            row = [Cell(_text(cell), FAINT) for cell in self._row(thing)]
-            row[2 if self._everyone else 1] = Cell("gone", FAINT)
+            row = [Cell(_text(cell), FAINT) for cell in self._row(obj)]
+            row[2 if self._all_tenants else 1] = Cell("gone", FAINT)
             self._sheet.show([row])
             sys.stdout.flush()
 
-    async def _progress(self, workloads: list[Workload]) -> Around:
+    async def _progress(self, workloads: list[Workload]) -> RowContext:
         """From the replicas as they were told here; which reason they wait for is asked for only if any does."""
-        members = self._members({_key(one) for one in workloads})
-        tenants = sorted({one.metadata.tenant for one in workloads})
-        waits = any(one.status.phase is Phase.PENDING for one in members)
+        members = self._members({_key(workload) for workload in workloads})
+        tenants = sorted({workload.metadata.tenant for workload in workloads})
+        waits = any(replica.status.phase is Phase.PENDING for replica in members)
         decisions = await decisions_of(self._api, tenants[0] if len(tenants) == 1 else "") if waits else []
-        return Around(progress=progress_of(workloads, members, decisions), wall=BootClock().wall())
+        return RowContext(progress=progress_of(workloads, members, decisions), wall=BootClock().wall())
 
     def _members(self, keys: set[Key]) -> list[Replica]:
-        return [one for one in self._replicas.values() if (one.metadata.tenant, one.spec.workload) in keys]
+        return [replica for replica in self._replicas.values() if (replica.metadata.tenant, replica.spec.workload) in keys]
 
-    async def _refresh(self, thing: Any) -> None:
+    async def _refresh(self, obj: Any) -> None:
         """What stands beside it, as far as that may have changed with it. One at a time: what is older must not come later."""
         async with self._turn:
             if self._kind not in ("Workload", "Replica"):
-                self._around = self._around._replace(wall=BootClock().wall())
+                self._row_context = self._row_context._replace(wall=BootClock().wall())
                 return
-            found, before = await self._look([thing]), self._around
-            self._around = Around(
+            found, before = await self._look([obj]), self._row_context
+            self._row_context = RowContext(
                 {**before.progress, **found.progress},
                 {**before.reasons, **found.reasons},
                 replicas={**before.replicas, **found.replicas},
                 wall=found.wall,
             )
 
-    def _show(self, thing: Any) -> None:
-        if self._note(thing):
-            self._sheet.show([self._row(thing)])
+    def _show(self, obj: Any) -> None:
+        if self._note(obj):
+            self._sheet.show([self._row(obj)])
             sys.stdout.flush()
 
-    def _note(self, thing: Any) -> bool:
+    def _note(self, obj: Any) -> bool:
         """Is its row another than the one printed last?"""
-        cells = self._row(thing)
+        cells = self._row(obj)
         row = [_text(cells[number]) for number in self._compared]
-        if self._printed.get(_key(thing)) == row:
+        if self._printed.get(_key(obj)) == row:
             return False
-        self._printed[_key(thing)] = row
+        self._printed[_key(obj)] = row
         return True
 
-    def _row(self, thing: Any) -> Cells:
+    def _row(self, obj: Any) -> Cells:
         if self._kind == ENDPOINTS:
-            return endpoint_row(thing, everyone=self._everyone)
-        return row_of(thing, self._around, everyone=self._everyone)
+            return endpoint_row(obj, all_tenants=self._all_tenants)
+        return row_of(obj, self._row_context, all_tenants=self._all_tenants)
 
     # -- a workload's replicas -------------------------------------------------------------------------------------------------
 
     async def follow_replicas(self) -> None:
         """Its row is printed anew when they move."""
-        async for told in self._api.watch(Replica, tenant=self._asked.tenant):
+        async for told in self._api.watch(Replica, tenant=self._context.tenant):
             key: Key | None = None
             match told:
                 case Changed():
@@ -198,24 +204,24 @@ class _Rows:
                     gone = self._replicas.pop((told.tenant, told.name), None)
                     key = (gone.metadata.tenant, gone.spec.workload) if gone is not None else None
                 case Synced():
-                    self._members_told.set()
-            if self._synced and self._members_told.is_set() and key is not None:
+                    self._replicas_synced.set()
+            if self._synced and self._replicas_synced.is_set() and key is not None:
                 await self._recount(key)
 
     async def _recount(self, key: Key) -> None:
-        thing: Workload | None = self._things.get(key)
-        before = self._around.progress.get(key)
-        if thing is None:
+        obj: Workload | None = self._objects.get(key)
+        before = self._row_context.progress.get(key)
+        if obj is None:
             return
-        if before is None or summarize_progress(thing, self._members({key})).stages != before.stages:
-            await self._refresh(thing)
-            self._show(thing)
+        if before is None or summarize_progress(obj, self._members({key})).stages != before.stages:
+            await self._refresh(obj)
+            self._show(obj)
 
 
-def _key(thing: Any) -> Key:
-    if hasattr(thing, "metadata"):
-        return thing.metadata.tenant, thing.metadata.name
-    return thing.tenant, thing.replica
+def _key(obj: Any) -> Key:
+    if hasattr(obj, "metadata"):
+        return obj.metadata.tenant, obj.metadata.name
+    return obj.tenant, obj.replica
 
 
 def _text(cell: str | Cell) -> str:
@@ -223,7 +229,7 @@ def _text(cell: str | Cell) -> str:
 
 
 def _line(line: WatchLine) -> None:
-    sys.stdout.write(spelt(encode(line).decode()) + "\n")
+    sys.stdout.write(escape_json(encode(line).decode()) + "\n")
     sys.stdout.flush()
 
 

@@ -25,11 +25,11 @@ _REPORTED: Final = ("uid", "generation", "revision", "deleting")
 """Metadata that Remit writes."""
 
 
-def plain(thing: object) -> Any:
+def plain(obj: object) -> Any:
     """As mappings and lists, with the names that the API gives its fields. As there, where it stands (the phase, the health) is
     said also where that is the default.
     """
-    value, status = msgspec.json.decode(encode(thing)), getattr(thing, "status", None)
+    value, status = msgspec.json.decode(encode(obj)), getattr(obj, "status", None)
     first = status.__struct_fields__[0] if isinstance(status, msgspec.Struct) else ""
     if isinstance(stands := getattr(status, first, None), Enum):
         value["status"] = {first: stands.value, **value.get("status", {})}
@@ -39,19 +39,19 @@ def plain(thing: object) -> Any:
 def json_text(value: object) -> str:
     """One document, for programs. What a terminal would obey, or hide, is written as its number: that is the same JSON."""
     lines = msgspec.json.format(encode(value), indent=2).decode().split("\n")
-    return "".join(f"{spelt(line)}\n" for line in lines)
+    return "".join(f"{escape_json(line)}\n" for line in lines)
 
 
-def spelt(line: str) -> str:
+def escape_json(line: str) -> str:
     """A line of JSON. Letters that are not printable can only stand inside of its texts."""
     if line.isprintable():
         return line
     return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line)
 
 
-def manifest_text(thing: object) -> str:
+def manifest_text(obj: object) -> str:
     """YAML of one object. What a person may declare can be applied as it is: what Remit reports stands below it in comments."""
-    value = plain(thing)
+    value = plain(obj)
     if value.get("kind") not in DECLARED:
         return yaml_text(_in_order(value))
     meta = value.get("metadata", {})

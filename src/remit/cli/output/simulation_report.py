@@ -153,8 +153,8 @@ class Shown:
                 f" {_time(shrunk.run.simulated_s)}, in {shrunk.runs} runs{cut}",
             }
         )
-        for one in replay.plan[:PLAN_SHOWN_MAX]:
-            self._told.print(_text(f"    {_injection(one)}"))
+        for injection in replay.plan[:PLAN_SHOWN_MAX]:
+            self._told.print(_text(f"    {_injection(injection)}"))
         if len(replay.plan) > PLAN_SHOWN_MAX:
             self._told.print(Text(f"    and {len(replay.plan) - PLAN_SHOWN_MAX} more"))
         if shrunk.run.story != first.story:

@@ -82,7 +82,7 @@ def _tell(came: asyncio.Future[None]) -> None:
         came.set_result(None)
 
 
-LINE_LETTERS_MAX: Final = 65_536
+LINE_CHARS_MAX: Final = 65_536
 """A longer line is shown in pieces: nobody waits for an end that may never come."""
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
@@ -97,9 +97,9 @@ class Lines:
 
     def feed(self, piece: bytes) -> list[str]:
         *whole, self._begun = (self._begun + self._decoder.decode(piece)).split("\n")
-        while len(self._begun) > LINE_LETTERS_MAX:
-            whole.append(self._begun[:LINE_LETTERS_MAX])
-            self._begun = self._begun[LINE_LETTERS_MAX:]
+        while len(self._begun) > LINE_CHARS_MAX:
+            whole.append(self._begun[:LINE_CHARS_MAX])
+            self._begun = self._begun[LINE_CHARS_MAX:]
         return whole
 
     def rest(self) -> list[str]:
@@ -108,7 +108,7 @@ class Lines:
         return [last] if last else []
 
 
-class Tame:
+class TerminalFilter:
     """Pieces of bytes in, text out that a terminal may be given: as `harmless`, but lines go on."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class Tame:
         return "\n".join("\t".join(escaped(part) for part in _COLOUR.sub("", line).split("\t")) for line in lines)
 
 
-def harmless(line: str) -> str:
+def escape_terminal(line: str) -> str:
     """For a terminal: a title, a cursor or a clipboard is nobody's business but its owner's."""
     bare = _COLOUR.sub("", line.removesuffix("\r"))
     return "\t".join(escaped(part) for part in bare.split("\t"))

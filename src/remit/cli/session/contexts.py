@@ -50,12 +50,12 @@ class Contexts(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=Tr
     current: str = ""
 
     def get(self, name: str) -> Context | None:
-        return next((one for one in self.contexts if one.name == name), None)
+        return next((ctx for ctx in self.contexts if ctx.name == name), None)
 
     def named(self, name: str) -> Context:
         found = self.get(name)
         if found is None:
-            names = [one.name for one in self.contexts]
+            names = [ctx.name for ctx in self.contexts]
             cure = did_you_mean(closest_name(name, names)) or (f"there are {one_of(names)}" if names else "none is set yet")
             raise ContextError(f"there is no context {quoted(name)}; {escaped(cure)}")
         return found
@@ -70,7 +70,7 @@ class ServerFlags(NamedTuple):
     tenant: str = ""
     ca_file: str = ""
 
-    def reach(self, environ: Mapping[str, str] = os.environ) -> ServerAddress:
+    def resolve(self, environ: Mapping[str, str] = os.environ) -> ServerAddress:
         return resolve_server(
             context=self.context,
             server=self.server,
@@ -154,7 +154,7 @@ def with_context(contexts: Contexts, made: Context, *, use: bool) -> Contexts:
     """With `made` in place of one of its name, or at the end."""
     if contexts.get(made.name) is None and len(contexts.contexts) >= CONTEXTS_MAX:
         raise ContextError(f"there are {CONTEXTS_MAX} contexts already; remove some")
-    kept = [made if one.name == made.name else one for one in contexts.contexts]
+    kept = [made if ctx.name == made.name else ctx for ctx in contexts.contexts]
     if made not in kept:
         kept.append(made)
     return Contexts(tuple(kept), made.name if use else contexts.current)
@@ -193,7 +193,7 @@ def resolve_server(
     found = known.named(name) if name else known.get(known.current)
     if not url and found is None:
         if known.contexts:
-            named = one_of(one.name for one in known.contexts)
+            named = one_of(ctx.name for ctx in known.contexts)
             raise ContextError(f"no context is in use\n  choose one with `remit context use NAME`: {escaped(named)}")
         raise ContextError("no server is named\n  run `remit up`, or name a server with --server URL --token-file FILE")
     url = server_url(url or (found.server if found else ""))

@@ -48,16 +48,16 @@ class OfflineScope(NamedTuple):
 
     def workload(self, tenant: str, name: str) -> Workload | None:
         row = self.glimpse.get(f"workload/{tenant}/{name}")
-        thing = None if row is None else decode(row.value)
-        return thing if isinstance(thing, Workload) else None
+        obj = None if row is None else decode(row.value)
+        return obj if isinstance(obj, Workload) else None
 
     def replica(self, tenant: str, name: str) -> tuple[Replica, int] | None:
         row = self.glimpse.get(f"replica/{tenant}/{name}")
-        thing = None if row is None else decode(row.value)
-        return (thing, row.revision) if row is not None and isinstance(thing, Replica) else None
+        obj = None if row is None else decode(row.value)
+        return (obj, row.revision) if row is not None and isinstance(obj, Replica) else None
 
     def pools(self) -> list[NodePool]:
-        return [thing for row in self.glimpse.rows("nodepool/") if isinstance(thing := decode(row.value), NodePool)]
+        return [obj for row in self.glimpse.rows("nodepool/") if isinstance(obj := decode(row.value), NodePool)]
 
     def written(self, tenant: str) -> StoredHistory:
         """What was written down about a tenant's replicas."""

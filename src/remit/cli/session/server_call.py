@@ -47,17 +47,19 @@ class UnplacedError(CommandError):
 class CommandContext(NamedTuple):
     """What every command knows: where to ask, and whether all tenants' things are meant."""
 
-    reach: ServerAddress
-    everyone: bool = False
-    tenant_said: bool = False
+    address: ServerAddress
+    all_tenants: bool = False
+    tenant_given: bool = False
 
     @property
     def tenant(self) -> str:
         """Of which tenant things are listed; empty means all."""
-        return "" if self.everyone else self.reach.tenant
+        return "" if self.all_tenants else self.address.tenant
 
 
-def server_options(*, everyone: bool = False, t_taken: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def server_options(
+    *, all_tenants: bool = False, without_short_t: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The flags of every command that asks a server; what they come to is the command's first argument. `t_taken`: -t means
     something else there.
     """
@@ -76,13 +78,13 @@ def server_options(*, everyone: bool = False, t_taken: bool = False) -> Callable
         ) -> Any:
             if tenant and all_tenants:
                 raise click.UsageError("--tenant names one, and --all-tenants means every one; write one of the two")
-            reach = ServerFlags(context, server, token_file, tenant, ca_file).reach()
-            return command(CommandContext(reach, all_tenants, bool(tenant)), *words, **options)
+            address = ServerFlags(context, server, token_file, tenant, ca_file).resolve()
+            return command(CommandContext(address, all_tenants, bool(tenant)), *words, **options)
 
         made: Any = run
-        if everyone:
+        if all_tenants:
             made = click.option("-A", "--all-tenants", is_flag=True, help="Of every tenant.")(made)
-        for option in reversed((_tenant_option("-n") if t_taken else _tenant_option("-t", "-n"), *_SERVER_OPTIONS)):
+        for option in reversed((_tenant_option("-n") if without_short_t else _tenant_option("-t", "-n"), *_SERVER_OPTIONS)):
             made = option(made)
         decorated: Callable[..., None] = made
         return decorated
@@ -102,15 +104,15 @@ _SERVER_OPTIONS: Final = (
 )
 
 
-def call_server(asked: CommandContext, deed: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
+def call_server(context: CommandContext, operation: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
     """What `deed` answers. What the server or the way there does to it is told in two lines."""
     from remit.client.api import Api, ApiError, Unanswered
 
     async def within() -> T:
-        await _check_reachable(asked.reach)
-        reach = asked.reach
-        async with Api(reach.server, reach.token, tenant=reach.tenant, trust=reach.trust) as api:
-            return await deed(api)
+        await _check_reachable(context.address)
+        address = context.address
+        async with Api(address.server, address.token, tenant=address.tenant, trust=address.trust) as api:
+            return await operation(api)
 
     try:
         return asyncio.run(_unwrap_exception_group(within()))
@@ -118,7 +120,7 @@ def call_server(asked: CommandContext, deed: Callable[[Api], Coroutine[Any, Any,
         raise command_error(error) from error
     except Unanswered as error:
         raise CommandError(
-            escaped(f"{asked.reach.server} does not answer: {error.reason}"), _fix_for_no_answer(error)
+            escaped(f"{context.address.server} does not answer: {error.reason}"), _fix_for_no_answer(error)
         ) from error
 
 
@@ -133,22 +135,22 @@ async def _unwrap_exception_group(work: Coroutine[Any, Any, T]) -> T:
         raise first from group
 
 
-async def _check_reachable(reach: ServerAddress) -> None:
+async def _check_reachable(address: ServerAddress) -> None:
     """Is anybody there? A program asks again for a while; a person would rather know at once."""
     from remit.client.http_transport import HttpTransport, UntrustedCertificate
     from remit.world.interfaces import LinkError
     from remit.world.net.tls import TlsFileError
 
     try:
-        wire = HttpTransport(reach.token, reach.trust)
+        wire = HttpTransport(address.token, address.trust)
     except TlsFileError as error:
         raise CommandError(escaped(error.cause), escaped(error.cure)) from error
     try:
-        await wire.call("GET", f"{reach.server}/healthz")
+        await wire.call("GET", f"{address.server}/healthz")
     except UntrustedCertificate as error:
         raise CommandError(escaped(error.cause), escaped(error.cure)) from error
     except LinkError as error:
-        named = f"context {reach.context}" if reach.context else "--server"
+        named = f"context {address.context}" if address.context else "--server"
         cure = f"start it with `remit up`, or name another server: that was {named}"
         raise CommandError(escaped(error.cause), escaped(cure)) from error
     finally:

@@ -84,7 +84,7 @@ async def wait_for_goals(api: Api, goals: Sequence[Goal], timeout_ms: int) -> No
             failed = {name: one for name, one in stands.items() if one.failed}
             if failed:
                 raise _goal_failed_error(failed)
-            if all(one.reached for one in stands.values()):
+            if all(status.reached for status in stands.values()):
                 return
             left_ms = end_ms - clock.now_ms()
             if left_ms <= 0:
@@ -187,7 +187,7 @@ class WorkloadReady:
         fields = f"spec.workload={self._workload}"
         replicas = list((await api.list(Replica, tenant=self._tenant, fields=fields)).items)
         decisions: Sequence[Decision] = ()
-        if any(one.status.phase is Phase.PENDING for one in replicas):
+        if any(replica.status.phase is Phase.PENDING for replica in replicas):
             decisions = (await api.list(Decision, tenant=self._tenant, fields="spec.verdict!=bound")).items
         found = summarize_progress(workload, replicas, pending_reasons(decisions))
         return workload_goal_status(workload, replicas, found, done=self._done)
@@ -205,14 +205,14 @@ def workload_goal_status(
     if failed is not None and failed.status == "True" and failed.observed_generation == workload.metadata.generation:
         return GoalStatus(False, words, failed=f"it failed: {failed.reason} {failed.message}".rstrip())
     if spec.type == "job":
-        runs = sum(one.status.phase in (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINISHED) for one in replicas)
+        runs = sum(replica.status.phase in (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINISHED) for replica in replicas)
         complete = bool(found.wanted) and found.done >= found.wanted
         there = complete or (not done and runs + found.done >= min(spec.replicas, found.wanted))
     else:
         there = is_rolled_out(workload) and found.arrived >= found.wanted
-    standing_now = sum(one.status.phase is not Phase.RELEASED for one in replicas) + (found.done if spec.type == "job" else 0)
-    waits = any(one.status.phase in (Phase.PENDING, Phase.RESERVED) for one in replicas)
-    short = standing_now < (min(spec.replicas, found.wanted) if spec.type == "job" else found.wanted)
+    live = sum(replica.status.phase is not Phase.RELEASED for replica in replicas) + (found.done if spec.type == "job" else 0)
+    waits = any(replica.status.phase in (Phase.PENDING, Phase.RESERVED) for replica in replicas)
+    short = live < (min(spec.replicas, found.wanted) if spec.type == "job" else found.wanted)
     if there:
         return GoalStatus(True, words)
     limit = found.limit + (f": {found.detail}" if found.detail else "") if found.limit else ""
@@ -230,9 +230,9 @@ _OPPOSITE_CONDITION: Final = {"Complete": "Failed", "Failed": "Complete"}
 """How a job ends, and how it does not end any more then."""
 
 
-async def _get_or_none(api: Api, thing: ObjectRef, tenant: str) -> Any:
+async def _get_or_none(api: Api, ref: ObjectRef, tenant: str) -> Any:
     try:
-        return await api.get(class_of(thing.kind), thing.name, tenant=tenant)
+        return await api.get(class_of(ref.kind), ref.name, tenant=tenant)
     except ApiError as error:
         if error.status != NOT_FOUND:
             raise
@@ -242,31 +242,31 @@ async def _get_or_none(api: Api, thing: ObjectRef, tenant: str) -> Any:
 class ObjectDeleted:
     """It is not there any more. One of its name that was made later is another."""
 
-    def __init__(self, thing: ObjectRef, tenant: str, shown: str) -> None:
-        self.name, self._thing, self._tenant = shown, thing, tenant
+    def __init__(self, ref: ObjectRef, tenant: str, shown: str) -> None:
+        self.name, self._ref, self._tenant = shown, ref, tenant
         self._uid = ""
 
     async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, self._thing, self._tenant)
+        found = await _get_or_none(api, self._ref, self._tenant)
         if found is None or (self._uid and found.metadata.uid != self._uid):
             return GoalStatus(True, "is gone")
         self._uid = found.metadata.uid
-        if self._thing.kind != "Workload":
+        if self._ref.kind != "Workload":
             held = ", ".join(getattr(found.metadata, "finalizers", ()))
             return GoalStatus(False, f"is still there{f', held by {held}' if held else ''}")
-        left = (await api.list(Replica, tenant=self._tenant, fields=f"spec.workload={self._thing.name}")).items
+        left = (await api.list(Replica, tenant=self._tenant, fields=f"spec.workload={self._ref.name}")).items
         return GoalStatus(False, f"{len(left)} of its replicas are left" if left else "is still there")
 
 
 class ConditionMet:
     """A condition says so."""
 
-    def __init__(self, thing: ObjectRef, tenant: str, shown: str, type_: str, status: str) -> None:
-        self.name, self._thing, self._tenant = shown, thing, tenant
+    def __init__(self, ref: ObjectRef, tenant: str, shown: str, type_: str, status: str) -> None:
+        self.name, self._ref, self._tenant = shown, ref, tenant
         self._type, self._status = type_, status
 
     async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, self._thing, self._tenant)
+        found = await _get_or_none(api, self._ref, self._tenant)
         if found is None:
             return DELETED
         conditions: Iterable[Condition] = getattr(getattr(found, "status", None), "conditions", ())
@@ -274,7 +274,7 @@ class ConditionMet:
             return never
         said = condition_of(conditions, self._type)
         if said is None:
-            there = ", ".join(f"{one.type}={one.status}" for one in conditions)
+            there = ", ".join(f"{condition.type}={condition.status}" for condition in conditions)
             return GoalStatus(False, f"nothing is said of {self._type} yet" + (f"; said are {there}" if there else ""))
         current = said.observed_generation in (0, found.metadata.generation)
         words = " ".join(part for part in (f"{said.type}={said.status}", said.reason, said.message) if part)
@@ -302,11 +302,11 @@ class ConditionMet:
 class PhaseReached:
     """A replica is in a phase, or a node's health is so."""
 
-    def __init__(self, thing: ObjectRef, tenant: str, shown: str, phase: str) -> None:
-        self.name, self._thing, self._tenant, self._phase = shown, thing, tenant, phase
+    def __init__(self, ref: ObjectRef, tenant: str, shown: str, phase: str) -> None:
+        self.name, self._ref, self._tenant, self._phase = shown, ref, tenant, phase
 
     async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, self._thing, self._tenant)
+        found = await _get_or_none(api, self._ref, self._tenant)
         if found is None:
             return DELETED
         if isinstance(found, Node):
@@ -320,11 +320,11 @@ class PhaseReached:
 class ObjectReady:
     """A replica is ready or serves; a node takes work."""
 
-    def __init__(self, thing: ObjectRef, tenant: str, shown: str) -> None:
-        self.name, self._thing, self._tenant = shown, thing, tenant
+    def __init__(self, ref: ObjectRef, tenant: str, shown: str) -> None:
+        self.name, self._ref, self._tenant = shown, ref, tenant
 
     async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, self._thing, self._tenant)
+        found = await _get_or_none(api, self._ref, self._tenant)
         if found is None:
             return DELETED
         if isinstance(found, Node):
@@ -339,11 +339,11 @@ class ObjectReady:
 class ReplicaSucceeded:
     """A replica has ended well."""
 
-    def __init__(self, thing: ObjectRef, tenant: str, shown: str) -> None:
-        self.name, self._thing, self._tenant = shown, thing, tenant
+    def __init__(self, ref: ObjectRef, tenant: str, shown: str) -> None:
+        self.name, self._ref, self._tenant = shown, ref, tenant
 
     async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, self._thing, self._tenant)
+        found = await _get_or_none(api, self._ref, self._tenant)
         if found is None:
             return DELETED
         status = found.status

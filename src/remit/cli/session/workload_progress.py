@@ -68,8 +68,8 @@ class ProgressSummary(NamedTuple):
 def pending_reasons(decisions: Iterable[Decision]) -> dict[tuple[str, str], PendingReason]:
     """By tenant and replica: the latest decision that left it waiting."""
     found: dict[tuple[str, str], PendingReason] = {}
-    for one in decisions:
-        spec, revision = one.spec, one.metadata.revision
+    for decision in decisions:
+        spec, revision = decision.spec, decision.metadata.revision
         if not spec.reason:
             continue
         why = PendingReason(spec.reason, spec.detail, spec.never, revision)
@@ -93,8 +93,8 @@ def summarize_progress(
 ) -> ProgressSummary:
     """`replicas` are all of this workload."""
     spec = workload.spec
-    counts = Counter(one.status.phase for one in replicas)
-    done = sum(one.status.result == _OK and one.status.phase in (P.FINISHED, P.RELEASED) for one in replicas)
+    counts = Counter(replica.status.phase for replica in replicas)
+    done = sum(replica.status.result == _OK and replica.status.phase in (P.FINISHED, P.RELEASED) for replica in replicas)
     wanted = desired_replicas(workload, replicas)
     arrived = done if spec.type == "job" else sum(counts[phase] for phase in _TARGET_PHASES[spec.type])
     placed = sum(counts[phase] for phase in _PLACED_PHASES if spec.type != "job" or phase is not P.FINISHED)
@@ -109,7 +109,7 @@ def desired_replicas(workload: Workload, replicas: Sequence[Replica]) -> int:
     if workload.metadata.deleting:
         return 0
     if workload.spec.type == "daemon":  # as many as there are nodes for it; who makes them knows
-        return sum(one.status.phase is not P.RELEASED for one in replicas)
+        return sum(replica.status.phase is not P.RELEASED for replica in replicas)
     return workload.spec.completions or workload.spec.replicas if workload.spec.type == "job" else workload.spec.replicas
 
 
@@ -133,7 +133,7 @@ def _limiting_factor(
         return failed.reason or "Failed", failed.message, True
     if workload.spec.type == "job" and wanted and done >= wanted:
         return "", "", False
-    waiting = [one for one in replicas if one.status.phase is P.PENDING]
+    waiting = [replica for replica in replicas if replica.status.phase is P.PENDING]
     if waiting:
         return _pending_limit(waiting, reasons)
     admitted = condition_of(workload.status.conditions, "Admitted")
@@ -153,12 +153,12 @@ def _limiting_factor(
     if not under_way:
         return "", "", False
     most = max(under_way, key=lambda phase: under_way[phase])
-    said = next((one.status.reason for one in replicas if one.status.phase is most and one.status.reason), "")
+    said = next((replica.status.reason for replica in replicas if replica.status.phase is most and replica.status.reason), "")
     return most.value, said or ("not ready yet" if most is P.RUNNING else ""), False
 
 
 def _pending_limit(waiting: Sequence[Replica], reasons: Mapping[tuple[str, str], PendingReason]) -> tuple[str, str, bool]:
-    known = [why for one in waiting if (why := pending_reason(one, reasons)) is not None]
+    known = [why for replica in waiting if (why := pending_reason(replica, reasons)) is not None]
     if not known:
         return QUEUED, "not tried yet", False
     most = Counter(why.reason for why in known).most_common(1)[0][0]
@@ -167,7 +167,7 @@ def _pending_limit(waiting: Sequence[Replica], reasons: Mapping[tuple[str, str],
 
 
 def condition_of(conditions: Iterable[Condition], type_: str) -> Condition | None:
-    return next((one for one in conditions if one.type == type_), None)
+    return next((condition for condition in conditions if condition.type == type_), None)
 
 
 def format_stages(found: ProgressSummary) -> str:
@@ -177,11 +177,11 @@ def format_stages(found: ProgressSummary) -> str:
 
 def funnel(replicas: Sequence[Replica], wanted: int, kind: str) -> list[tuple[str, int]]:
     """How many have come at least so far: each stage counts also those that are further."""
-    standing = [one for one in replicas if one.status.phase is not P.RELEASED or one.status.result == _OK]
-    stages = [(name, sum(_has_reached(one, phases) for one in standing)) for name, phases in STAGES]
+    standing = [replica for replica in replicas if replica.status.phase is not P.RELEASED or replica.status.result == _OK]
+    stages = [(name, sum(_has_reached(replica, phases) for replica in standing)) for name, phases in STAGES]
     if kind == "job":
-        runs = sum(_has_reached(one, _TARGET_PHASES["job"]) for one in standing)
-        stages = [*stages[:3], ("running", runs), ("done", sum(one.status.result == _OK for one in standing))]
+        runs = sum(_has_reached(replica, _TARGET_PHASES["job"]) for replica in standing)
+        stages = [*stages[:3], ("running", runs), ("done", sum(replica.status.result == _OK for replica in standing))]
     return [("admitted", wanted), ("queued", len(standing)), *stages]
 
 
