@@ -168,7 +168,7 @@ def _workload(scope: OfflineScope, tenant: str, name: str, rules: PlacementInput
     workloads = scope.view.shapes.workloads
     there = [path for path, owner in workloads.ids.items() if workloads.at.state[owner] != NONE or workloads.at.users[owner]]
     tenant = _owner(there, "workload", tenant, name)
-    return workload_explanation(scope.view, scope.workload(tenant, name), tenant, name, scope.written(tenant), rules, node)
+    return workload_explanation(scope.view, scope.workload(tenant, name), tenant, name, scope.history(tenant), rules, node)
 
 
 def _replica(scope: OfflineScope, tenant: str, name: str, rules: PlacementInputs, node: str) -> ReplicaExplanation:
@@ -179,7 +179,7 @@ def _replica(scope: OfflineScope, tenant: str, name: str, rules: PlacementInputs
     found = scope.replica(tenant, name)
     if found is None:
         raise click.ClickException(f"replica {tenant}/{name} is listed but missing: the data is damaged; restore a backup")
-    return replica_explanation(scope.view, *found, scope.written(tenant), rules, node)
+    return replica_explanation(scope.view, *found, scope.history(tenant), rules, node)
 
 
 def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:

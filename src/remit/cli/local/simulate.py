@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remit.simulate.scenarios import Injection, Replay, Scenario
     from remit.simulate.simulation import RunResult, Simulation
 
-PASSED_LABELS, VIOLATED, MISUSE = 0, 1, 2
+PASSED, VIOLATED, MISUSE = 0, 1, 2
 """The last is click's own. A story of nothing is misuse that only the run could tell."""
 
 SEED_MAX: Final = 2**63 - 1
@@ -227,7 +227,7 @@ def _run_one(shown: Shown, asked: SimulationRequest, manner: RunOptions) -> int:
         if _shrink_and_save(shown, asked, manner, run):
             raise KeyboardInterrupt
         return VIOLATED
-    return PASSED_LABELS if told else MISUSE
+    return PASSED if told else MISUSE
 
 
 def _run_many(shown: Shown, asked: SimulationRequest, manner: RunOptions) -> int:
@@ -254,7 +254,7 @@ def _run_many(shown: Shown, asked: SimulationRequest, manner: RunOptions) -> int
             note()
     shown.totals(asked.scenario, totals)
     _report_failing(shown, asked, manner, sorted(failing, key=lambda run: run.seed))
-    return VIOLATED if failing else PASSED_LABELS
+    return VIOLATED if failing else PASSED
 
 
 def _report_failing(shown: Shown, asked: SimulationRequest, manner: RunOptions, failing: list[RunResult]) -> None:
