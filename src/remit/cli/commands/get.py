@@ -66,7 +66,7 @@ def get(
         raise click.UsageError("-A cannot be combined with NAMEs; give the tenant with -t, or leave the NAMEs out")
     if objects and (selector or field_selector):
         raise click.UsageError("give NAMEs, or select by labels and fields, but not both")
-    options = ListOptions(output, selector, field_selector, sort_by, heads=not no_headers)
+    options = ListOptions(output, selector, field_selector, sort_by, headings=not no_headers)
     if watch and (len(kinds) + len({obj.kind for obj in objects}) != 1 or output == "yaml"):
         raise click.UsageError("-w watches one kind at a time, and -o yaml is not supported; use table, wide, name or json")
     with until_broken_pipe():

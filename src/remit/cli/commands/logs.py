@@ -187,7 +187,7 @@ class _Reader:
         """Return name and attempt of the replicas that have started. The attempt is included because each attempt has its own
         log.
         """
-        from remit.cli.output.object_list import natural
+        from remit.cli.output.object_list import natural_key
         from remit.model.records import Phase, Replica
 
         listed = await self._api.list(Replica, tenant=self._tenant, fields=f"spec.workload={workload}")
@@ -197,7 +197,7 @@ class _Reader:
             for item in listed.items
             if item.status.phase not in not_begun or (item.status.attempt > 1 and self._options.previous)
         ]
-        return sorted(((one.metadata.name, one.status.attempt) for one in ran), key=lambda pair: natural(pair[0]))
+        return sorted(((one.metadata.name, one.status.attempt) for one in ran), key=lambda pair: natural_key(pair[0]))
 
     async def _member(self, name: str) -> None:
         """Print the log of one replica. An error is printed and counted, so that the other replicas are still read."""
@@ -210,9 +210,9 @@ class _Reader:
             click.echo(f"{escaped(name)}: {escaped(str(error))}", err=True)
 
     async def _stream(self, name: str) -> None:
-        from remit.cli.output.terminal import Lines
+        from remit.cli.output.terminal import LineDecoder
 
-        options, lines = self._options, Lines()
+        options, lines = self._options, LineDecoder()
         stream: Any = options.stream
         pieces = self._api.logs(
             name,

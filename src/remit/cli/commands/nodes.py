@@ -57,9 +57,9 @@ def replicas(context: CommandContext, workload: str, sort_by: str, output: str) 
 
 async def _nodes(api: Api, sort_by: str, output: str) -> None:
     from remit.cli.output.console import Column, Sheet, console, until_broken_pipe
-    from remit.cli.output.object_list import natural
+    from remit.cli.output.object_list import natural_key
 
-    found = sorted(await api.top_nodes(), key=lambda one: natural(one.node))
+    found = sorted(await api.top_nodes(), key=lambda one: natural_key(one.node))
     found = sorted(found, key=SORTS.get(sort_by, lambda one: 0))
     heads = ("NODE", "CPU", "CPU%", "CPU REQUESTS", "MEMORY", "MEMORY%", "MEMORY REQUESTS", "REPLICAS", "HEALTH", "REPORTED")
     with until_broken_pipe():
@@ -92,9 +92,9 @@ def node_row(one: NodeTop) -> Cells:
 
 async def _replicas(api: Api, context: CommandContext, workload: str, sort_by: str, output: str) -> None:
     from remit.cli.output.console import Column, Sheet, console, until_broken_pipe
-    from remit.cli.output.object_list import natural
+    from remit.cli.output.object_list import natural_key
 
-    found = sorted(await api.top_replicas(tenant=context.tenant), key=lambda one: (one.tenant, natural(one.replica)))
+    found = sorted(await api.top_replicas(tenant=context.tenant), key=lambda one: (one.tenant, natural_key(one.replica)))
     if workload:
         found = [result for result in found if result.workload == workload]
     found = sorted(found, key=SORTS.get(sort_by, lambda one: 0))
@@ -128,13 +128,13 @@ def replica_row(one: ReplicaTop, *, all_tenants: bool) -> Cells:
     )
 
 
-def share(used: int, whole: int) -> str | Cell:
+def share(used: int, complete: int) -> str | Cell:
     """Return usage in percent; `-` if the total is zero, because the percentage is undefined then."""
     from remit.cli.output.console import BAD, UNSURE, Cell
 
-    if not whole:
+    if not complete:
         return "-"
-    percent = round(100 * used / whole)
+    percent = round(100 * used / complete)
     return Cell(f"{percent}%", BAD if percent > 100 else UNSURE if percent > 90 else "")
 
 
@@ -231,14 +231,14 @@ def _parse_target(nodes: Sequence[str]) -> list[ObjectRef]:
 
 async def _change(api: Api, context: CommandContext, nodes: Sequence[str], wanted: dict[str, Any], said: str) -> None:
     """Patch the spec of each node. All nodes are looked up first, so that an unknown name changes nothing."""
-    from remit.cli.output.serialization import plain
+    from remit.cli.output.serialization import to_builtins
     from remit.cli.session.object_lookup import get_object
     from remit.model.kinds import Node
 
     objects = _parse_target(nodes)
     found: list[Node] = [await get_object(api, context, obj) for obj in objects]
     for obj, node in zip(objects, found, strict=True):
-        spec = plain(node)["spec"]
+        spec = to_builtins(node)["spec"]
         if all(spec.get(name) == value for name, value in wanted.items()):
             click.echo(f"{escaped(str(obj))} already {said}")
             continue

@@ -24,8 +24,8 @@ from remit.cli.output.object_columns import (
     format_span,
     row_of,
 )
-from remit.cli.output.object_list import in_order, natural
-from remit.cli.output.terminal import LINE_CHARS_MAX, Lines, escape_terminal
+from remit.cli.output.object_list import sort_objects, natural_key
+from remit.cli.output.terminal import LINE_CHARS_MAX, LineDecoder, escape_terminal
 from remit.cli.session.workload_progress import PendingReason, ProgressSummary
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec
 from remit.model.manifests.reader import read
@@ -247,25 +247,25 @@ def test_quantities_and_ages_are_formatted_short() -> None:
 
 
 def test_names_sort_in_natural_order() -> None:
-    assert sorted(["web-10", "web-2", "web", "a-1"], key=natural) == ["a-1", "web", "web-2", "web-10"]
+    assert sorted(["web-10", "web-2", "web", "a-1"], key=natural_key) == ["a-1", "web", "web-2", "web-10"]
     replica = [Replica(metadata=metadata(f"web-{n}"), spec=ReplicaSpec(workload="web", generation=n)) for n in (10, 9, 2)]
-    assert [item.metadata.name for item in in_order(replica, "")] == ["web-2", "web-9", "web-10"]
-    assert [item.spec.generation for item in in_order(replica, ".spec.generation")] == [2, 9, 10]
-    assert len(in_order(replica, "no.such.path")) == 3
+    assert [item.metadata.name for item in sort_objects(replica, "")] == ["web-2", "web-9", "web-10"]
+    assert [item.spec.generation for item in sort_objects(replica, ".spec.generation")] == [2, 9, 10]
+    assert len(sort_objects(replica, "no.such.path")) == 3
 
 
 # -- program output ------------------------------------------------------------------------------------------------------------
 
 
 def test_split_characters_and_lines_are_joined() -> None:
-    lines, data = Lines(), "grüß dich\nzwei\nrest".encode()
+    lines, data = LineDecoder(), "grüß dich\nzwei\nrest".encode()
     lines_so_far = [line for at in range(len(data)) for line in lines.feed(data[at : at + 1])]
     assert [*lines_so_far, *lines.rest()] == ["grüß dich", "zwei", "rest"]
-    assert Lines().feed(b"\xff\n") == ["\\xff"]
+    assert LineDecoder().feed(b"\xff\n") == ["\\xff"]
 
 
 def test_overlong_line_is_flushed_at_the_limit() -> None:
-    lines = Lines()
+    lines = LineDecoder()
     lines_so_far = lines.feed(b"x" * (LINE_CHARS_MAX + 5))
     assert [len(item) for item in lines_so_far] == [LINE_CHARS_MAX]
     assert lines.rest() == ["xxxxx"]
