@@ -290,7 +290,9 @@ async def _apply(
             api,
             [
                 WorkloadReady(
-                    workload.name, workload.tenant, shown=display_name(context, workload.kind, workload.name, workload.tenant)
+                    workload.name,
+                    workload.tenant,
+                    display_name=display_name(context, workload.kind, workload.name, workload.tenant),
                 )
                 for workload in workloads
             ],

@@ -174,7 +174,8 @@ def _tell_revived(data: Path, replaced: ReplacedStore | None) -> None:
     revived = _revived(Path(replaced.kept_at), data)
     if revived:
         say(
-            f"{len(revived)} tokens that were revoked or used after the backup are valid again. Revoke them once the server runs:"
+            f"{len(revived)} tokens that were revoked or used after the backup are valid again."
+            " Revoke them when the server runs:"
         )
         for start in range(0, len(revived), TOGETHER):
             say(f"    remit token revoke {escaped(' '.join(revived[start : start + TOGETHER]))}")

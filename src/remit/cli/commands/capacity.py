@@ -222,7 +222,8 @@ def _show(console: Console, found: CapacityAnswer) -> None:
         line(
             console,
             "reclaimable",
-            f"{again.replicas:,} more within quota, capacity for {again.room:,}, by preempting {many(again.victims, 'replica')}",
+            f"{again.replicas:,} more within quota, capacity for {again.room:,},"
+            f" by preempting {many(again.victims, 'replica')}",
         )
         _show_where(console, again.where)
     else:

@@ -97,7 +97,7 @@ def _goal(context: CommandContext, ref: ObjectRef, text: str) -> Goal:
             _check(ref, PHASED, "phase")
             return PhaseReached(ref, tenant, path, _phase(ref, rest))
         case "ready" | "complete" if ref.kind == "Workload":
-            return WorkloadReady(ref.name, tenant, shown=path, done=word == "complete")
+            return WorkloadReady(ref.name, tenant, display_name=path, must_complete=word == "complete")
         case "ready":
             _check(ref, ("Workload", "Replica", "Node"), "ready state")
             return ObjectReady(ref, tenant, path)
@@ -165,7 +165,7 @@ def status(context: CommandContext, workload: str, timeout: str) -> None:
     async def look(api: Api) -> None:
         await get_object(api, context, obj)
         await wait_for_goals(
-            api, [WorkloadReady(obj.name, tenant_of(context, obj), shown=display_name_of(context, obj))], timeout_ms
+            api, [WorkloadReady(obj.name, tenant_of(context, obj), display_name=display_name_of(context, obj))], timeout_ms
         )
 
     call_server(context, look)
@@ -200,7 +200,7 @@ def restart(context: CommandContext, workload: str, wait: bool, timeout: str) ->
         made = await api.patch(Workload, obj.name, change, tenant=tenant)
         click.echo(f"{escaped(path)} restarted as generation {made.metadata.generation}")
         if wait:
-            await wait_for_goals(api, [WorkloadReady(obj.name, tenant, shown=path)], timeout_ms)
+            await wait_for_goals(api, [WorkloadReady(obj.name, tenant, display_name=path)], timeout_ms)
 
     call_server(context, begin)
 
@@ -241,4 +241,4 @@ async def _scale(api: Api, context: CommandContext, ref: ObjectRef, replicas: in
     await api.patch(Workload, ref.name, {"spec": {"replicas": replicas}}, tenant=tenant)
     click.echo(f"{escaped(path)} scaled from {before.spec.replicas} to {replicas}")
     if wait_ms:
-        await wait_for_goals(api, [WorkloadReady(ref.name, tenant, shown=path)], wait_ms)
+        await wait_for_goals(api, [WorkloadReady(ref.name, tenant, display_name=path)], wait_ms)

@@ -451,7 +451,7 @@ async def _on_shutdown(config: _AgentConfig, directory: AgentDirectory, agent_: 
         if count:
             end = f"`remit keeper --end --data {directory.root}` stops them"
             click.echo(
-                f"agent: stopped; {count} replicas and the keeper continue to run. Start the agent again to manage them, or {end}"
+                f"agent: stopped; {count} replicas and the keeper continue. Start the agent again to manage them, or {end}"
             )
         return
     click.echo(f"agent: stopping {count} replicas and the keeper")

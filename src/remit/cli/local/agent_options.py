@@ -272,7 +272,7 @@ def _create_directories(places: tuple[Path, ...]) -> None:
         try:
             directory.mkdir(0o755, parents=True)
         except OSError as error:
-            message = f"{escaped(str(directory))} does not exist and cannot be created ({error.strerror}); create it, or give another directory"
+            message = f"{escaped(str(directory))} cannot be created ({error.strerror}); create it, or use another directory"
             raise click.BadParameter(message, param_hint="--artifact-dir") from error
         click.echo(f"remit: created artifact directory {escaped(str(directory))}", err=True)
 
@@ -283,7 +283,7 @@ def _check_artifact_options(allow: tuple[str, ...], cache: str) -> None:
 
     for target in allow:
         if not is_host_or_network(target):
-            message = f"{escaped(target)} is neither a host nor a network; write a lower-case host name, or a network such as 10.0.0.0/8"
+            message = f"{escaped(target)} is neither a lower-case host name nor a network such as 10.0.0.0/8"
             raise click.BadParameter(message, param_hint="--artifact-allow")
     try:
         parse_quantity("memory", cache)

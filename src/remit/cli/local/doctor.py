@@ -168,15 +168,15 @@ async def _fetch_or_error(api: Api, path: str) -> bytes:
 def _workload_summaries(body: bytes) -> bytes:
     """Return only metadata and status of workloads, because commands and arguments may contain secrets."""
     try:
-        listed = json.loads(body)
-        items = [
-            {"metadata": _select(item["metadata"], "name", "tenant", "generation", "revision"), "status": item.get("status", {}),
-             "type": item["spec"].get("type"), "replicas": item["spec"].get("replicas")}
-            for item in listed["items"]
-        ]  # fmt: skip
+        items = [_workload_summary(item) for item in json.loads(body)["items"]]
     except (ValueError, KeyError, TypeError):
         return body if body.startswith(b'{"unanswered"') else _to_json({"unreadable": True})
     return _to_json({"items": items})
+
+
+def _workload_summary(item: dict[str, Any]) -> dict[str, Any]:
+    metadata = _select(item["metadata"], "name", "tenant", "generation", "revision")
+    return {"metadata": metadata, "status": item.get("status", {}), **_select(item["spec"], "type", "replicas")}
 
 
 def _select(value: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -301,7 +301,7 @@ def _escape_lines(text: str) -> str:
 
 
 def _shrink_and_save(report: SimulationReport, request: SimulationRequest, options: RunOptions, run: RunResult) -> bool:
-    """Shrink a failing run and save its replay. Returns True after an interrupt; the smallest replay so far is saved then, too."""
+    """Shrink a failing run and save its replay, also after an interrupt. Returns whether it was interrupted."""
     from remit.cli.session.source_revision import revision
     from remit.simulate.seed_runner import RUN_LOST_CHECK
     from remit.simulate.shrink import NotReproduced, shrink

@@ -388,7 +388,8 @@ async def _report_nodes(options: UpOptions, api: Api, world: World) -> None:
     missing_text = "" if ready >= options.nodes else f" of {options.nodes}; `remit get nodes` shows why the others are not"
     ready_text = "1 node is" if ready == 1 else f"{ready} nodes are"
     click.echo(
-        f"remit: {ready_text} ready{missing_text}. Ctrl-C stops everything. Next: remit apply -f examples/quickstart/web.yaml --wait"
+        f"remit: {ready_text} ready{missing_text}. Ctrl-C stops everything."
+        " Next: remit apply -f examples/quickstart/web.yaml --wait"
     )
 
 

@@ -126,7 +126,7 @@ def _search(name: str, manifest_files: ManifestFiles) -> bool:
 
 
 def read_bytes(name: str) -> bytes | None:
-    """Read a file up to one byte more than the reader accepts, so that endless files such as /dev/zero are refused as too large."""
+    """Read a file, but not further than needed to detect that it is too large: it may be endless, such as /dev/zero."""
     try:
         if name == "-":
             if sys.stdin is None:  # closed by the shell, as in `remit validate - <&-`

@@ -88,11 +88,11 @@ impossible.
 """
 
 
-def funnel_line(passage: FilterFunnel, quota: QuotaExplanation | None = None) -> str:
-    """Formats a funnel as `nodes 120 -> ready 118 -> capacity 3`. Each number counts the nodes that passed all filters so far."""
+def funnel_line(funnel: FilterFunnel, quota: QuotaExplanation | None = None) -> str:
+    """Formats a funnel as `nodes 120 -> ready 118 -> capacity 3`: the nodes that passed all filters so far."""
     parts = [
-        f"nodes {passage.nodes}",
-        *(f"{PASSED_LABELS.get(step.filter, step.filter)} {step.left}" for step in passage.steps),
+        f"nodes {funnel.nodes}",
+        *(f"{PASSED_LABELS.get(step.filter, step.filter)} {step.left}" for step in funnel.steps),
     ]
     if quota is not None and quota.covers < quota.wanted:
         parts.append(f"quota {quota.covers}" + (f" of {quota.wanted}" if quota.wanted > 1 else ""))
@@ -108,12 +108,12 @@ def format_nearest(nearest: NearestNodeExplanation) -> str:
     )
 
 
-def format_remedy(unblock: Remedy) -> str:
+def format_remedy(remedy: Remedy) -> str:
     """Formats all changes of a remedy in one line, with the nodes on which the replica fits afterwards."""
-    said = ", and ".join(format_change(change) for change in unblock.changes)
-    named = ", ".join(unblock.nodes)
-    others = f" and {unblock.fits - len(unblock.nodes)} more" if unblock.fits > len(unblock.nodes) > 0 else ""
-    return f"{said} (then it fits {many(unblock.fits, 'node')}{f': {named}{others}' if named else ''})"
+    changes_text = ", and ".join(format_change(change) for change in remedy.changes)
+    named = ", ".join(remedy.nodes)
+    others_text = f" and {remedy.fits - len(remedy.nodes)} more" if remedy.fits > len(remedy.nodes) > 0 else ""
+    return f"{changes_text} (then it fits {many(remedy.fits, 'node')}{f': {named}{others_text}' if named else ''})"
 
 
 def format_change(change: Change) -> str:
@@ -166,15 +166,16 @@ def format_preemption(preemption: PreemptionExplanation) -> str:
 def format_quota(quota: QuotaExplanation) -> str:
     if quota.dead:
         return f"nothing can be charged to {quota.ledger} ({quota.dead})"
-    left = {name: count for name, count in quota.left if name in dict(quota.charge.pairs)}
-    lacking = [name for name, _ in quota.charge if name not in left]
-    told = str(Amount(left)) if left else ""
+    remaining = {name: count for name, count in quota.left if name in dict(quota.charge.pairs)}
+    lacking = [name for name, _ in quota.charge if name not in remaining]
+    explanation = str(Amount(remaining)) if remaining else ""
     none = ", ".join(f"no {name.removeprefix('devices/')}" for name in lacking)
-    return f"{quota.ledger} has {', '.join(part for part in (told, none) if part) or 'nothing'} left; one replica needs {quota.charge}"
+    free = ", ".join(part for part in (explanation, none) if part) or "nothing"
+    return f"{quota.ledger} has {free} left; one replica needs {quota.charge}"
 
 
-def many(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def counted(stages: Mapping[str, int]) -> str:
@@ -208,24 +209,24 @@ HISTORY_SHOWN: Final = 12
 STYLES: Final = {"now": "green", "not-now": "yellow", "never": "red"}
 
 
-def show(console: Console, told: ReplicaExplanation | WorkloadExplanation, *, verbose: bool, wall: str) -> None:
-    if isinstance(told, ReplicaExplanation):
-        _replica(console, told, verbose, wall)
+def show(console: Console, explanation: ReplicaExplanation | WorkloadExplanation, *, verbose: bool, wall: str) -> None:
+    if isinstance(explanation, ReplicaExplanation):
+        _replica(console, explanation, verbose, wall)
     else:
-        _workload(console, told, verbose, wall)
-    if told.there is not None:
-        _node(console, told.there, told.here if isinstance(told, ReplicaExplanation) else None)
-    line(console, "evidence", _evidence(told.evidence))
+        _workload(console, explanation, verbose, wall)
+    if explanation.there is not None:
+        _node(console, explanation.there, explanation.here if isinstance(explanation, ReplicaExplanation) else None)
+    line(console, "evidence", _evidence(explanation.evidence))
     if verbose:
-        _history(console, told.history)
+        _history(console, explanation.history)
 
 
 def line(console: Console, lead: str, text: str | Text, style: str = "") -> None:
     """Prints `text` behind the label `lead`, wrapped with a hanging indent."""
     first = Text(f"{lead}:" if lead else "", style="bold")
     first.pad_right(max(1, INDENT - first.cell_len))
-    made = text if isinstance(text, Text) else Text(escaped(text), style=style)
-    for number, part in enumerate(made.wrap(console, max(20, console.width - INDENT))):
+    content = text if isinstance(text, Text) else Text(escaped(text), style=style)
+    for number, part in enumerate(content.wrap(console, max(20, console.width - INDENT))):
         part.rstrip()
         console.print(Text.assemble(Text(" " * INDENT) if number else first, part), soft_wrap=True)
 
@@ -233,20 +234,20 @@ def line(console: Console, lead: str, text: str | Text, style: str = "") -> None
 # -- a workload ----------------------------------------------------------------------------------------------------------------
 
 
-def _workload(console: Console, told: WorkloadExplanation, verbose: bool, wall: str) -> None:
-    console.print(Text.assemble(("workload ", ""), (f"{told.tenant}/{told.name}", "bold")), soft_wrap=True)
-    missing = f"; {told.missing:,} not created yet" if told.missing else ""
-    line(console, "progress", f"{counted(told.stages)} of {told.wanted:,} desired{missing}")
-    for number, group in enumerate(told.groups):
+def _workload(console: Console, explanation: WorkloadExplanation, verbose: bool, wall: str) -> None:
+    console.print(Text.assemble(("workload ", ""), (f"{explanation.tenant}/{explanation.name}", "bold")), soft_wrap=True)
+    missing = f"; {explanation.missing:,} not created yet" if explanation.missing else ""
+    line(console, "progress", f"{counted(explanation.stages)} of {explanation.wanted:,} desired{missing}")
+    for number, group in enumerate(explanation.groups):
         if number and not verbose:
             line(console, "", f"{many(group.count, 'more')} of generation {group.generation}: {group.waits.reason or 'now'}")
             continue
-        alike = f" and {many(group.count - 1, 'other')} like it" if group.count > 1 else ""
-        _waits(console, f"{group.first}{alike}", group.waits, told.since, told.history, verbose, wall)
-    if not told.groups:
-        line(console, "limited by", _format_limit(told.limit, told.detail))
-    if told.unattended:
-        line(console, "not running", told.unattended, BAD)
+        similar = f" and {many(group.count - 1, 'other')} like it" if group.count > 1 else ""
+        _pending(console, f"{group.first}{similar}", group.waits, explanation.since, explanation.history, verbose, wall)
+    if not explanation.groups:
+        line(console, "limited by", _format_limit(explanation.limit, explanation.detail))
+    if explanation.unattended:
+        line(console, "not running", explanation.unattended, BAD)
 
 
 def _format_limit(limit: str, detail: str) -> str:
@@ -270,76 +271,94 @@ def _format_phase(phase: Phase) -> str:
 # -- a replica -----------------------------------------------------------------------------------------------------------------
 
 
-def _replica(console: Console, told: ReplicaExplanation, verbose: bool, wall: str) -> None:
+def _replica(console: Console, explanation: ReplicaExplanation, verbose: bool, wall: str) -> None:
     console.print(
         Text.assemble(
-            ("replica ", ""), (f"{told.tenant}/{told.name}", "bold"), f"  generation {told.generation}, attempt {told.attempt}"
+            ("replica ", ""),
+            (f"{explanation.tenant}/{explanation.name}", "bold"),
+            f"  generation {explanation.generation}, attempt {explanation.attempt}",
         ),
         soft_wrap=True,
     )
-    if told.waits is not None:
-        _waits(console, told.name, told.waits, told.since, told.history, verbose, wall)
+    if explanation.waits is not None:
+        _pending(console, explanation.name, explanation.waits, explanation.since, explanation.history, verbose, wall)
         return
-    ago = format_age(told.since, wall)
-    on = f" on {told.node}" if told.node else ""
-    line(console, "state", Text.assemble((f"{told.phase}{on}", "bold green"), f" for {ago}" if ago else ""))
-    if told.phase in PHASE_TIMEOUTS:
-        line(console, "", _format_phase(Phase(told.phase)))
-    if told.said:
-        line(console, "agent report", told.said)
-    if told.result or told.reason:
-        line(console, "reason", " ".join(part for part in (told.result, told.reason) if part))
-    if told.victims:
-        gone = sum(told.victims.values())
-        waits = listed([name.removeprefix("replica/") for name, left in told.victims.items() if not left])
-        line(console, "reserved", f"{gone} of {len(told.victims)} victims are released; not released yet: {waits}")
-    if told.grants:
-        devices = f"; devices {', '.join(sorted(told.devices))}" if told.devices else ""
-        line(console, "charged to", ", ".join(told.grants) + devices)
-    if told.node:
-        _chosen(console, told, told.chosen, verbose, wall)
+    ago = format_age(explanation.since, wall)
+    on = f" on {explanation.node}" if explanation.node else ""
+    line(console, "state", Text.assemble((f"{explanation.phase}{on}", "bold green"), f" for {ago}" if ago else ""))
+    if explanation.phase in PHASE_TIMEOUTS:
+        line(console, "", _format_phase(Phase(explanation.phase)))
+    if explanation.said:
+        line(console, "agent report", explanation.said)
+    if explanation.result or explanation.reason:
+        line(console, "reason", " ".join(part for part in (explanation.result, explanation.reason) if part))
+    if explanation.victims:
+        gone = sum(explanation.victims.values())
+        waits = listed([name.removeprefix("replica/") for name, remaining in explanation.victims.items() if not remaining])
+        line(console, "reserved", f"{gone} of {len(explanation.victims)} victims are released; not released yet: {waits}")
+    if explanation.grants:
+        devices = f"; devices {', '.join(sorted(explanation.devices))}" if explanation.devices else ""
+        line(console, "charged to", ", ".join(explanation.grants) + devices)
+    if explanation.node:
+        _chosen(console, explanation, explanation.chosen, verbose, wall)
 
 
-def _chosen(console: Console, told: ReplicaExplanation, chosen: PlacementExplanation | None, verbose: bool, wall: str) -> None:
+def _chosen(
+    console: Console, explanation: ReplicaExplanation, chosen: PlacementExplanation | None, verbose: bool, wall: str
+) -> None:
+    """Print why the replica was placed on its node, from the stored decision."""
     if chosen is None:
-        line(console, "why here", f"the decision is no longer stored; --node {told.node} shows whether it would fit there now")
+        line(
+            console,
+            "why here",
+            f"the decision is no longer stored; --node {explanation.node} shows whether it would fit there now",
+        )
         return
-    others = chosen.passage.fits - 1
-    first = next((candidate for candidate in chosen.candidates if candidate.node == told.node), None)
-    if first is None:
-        ahead = f"one of {many(chosen.passage.fits, 'node')} that fit; the best ones before the replicas of the same batch were placed:"
-    else:
-        ahead = f"the best of {many(chosen.passage.fits, 'node')} that fit" if others > 0 else "the only node that fits"
-    line(console, "why here", ahead)
-    _candidates(console, chosen.candidates, told.node)
+    line(console, "why here", _format_rank(explanation, chosen))
+    _candidates(console, chosen.candidates, explanation.node)
     line(console, "", funnel_line(chosen.passage))
     if chosen.victims:
         line(console, "preempted", listed([name.removeprefix("replica/") for name in chosen.victims]))
-    age = format_age(chosen.at, wall)
     policy = f"policy {chosen.policy}" if chosen.policy else "no policy"
-    seen = f"revision {chosen.seen}, {chosen.age_ms} ms old at the decision; {policy}; overrides {listed(chosen.overrides)}"
-    line(console, "decided on", seen)
-    answer = next((entry for entry in reversed(told.history) if entry.by == "authority" and "accepted" in entry.said), None)
-    if answer is not None:
-        line(console, "verdict", f"{answer.said} at revision {answer.revision}" + (f", {age} ago" if age else ""))
-    refused = [entry for entry in told.history if entry.by == "authority" and entry.reason]
-    waited = [entry for entry in told.history if entry.by == "scheduler" and entry.said == "waiting"]
-    before = f"refused {many(len(refused), 'time')}, pending {many(len(waited), 'time')} before"
-    line(console, "attempts", f"attempt {chosen.attempt}; {before}{_reasons([*refused, *waited])}")
+    line(
+        console,
+        "decided on",
+        f"revision {chosen.seen}, {chosen.age_ms} ms old at the decision; {policy}; overrides {listed(chosen.overrides)}",
+    )
+    _verdicts(console, explanation.history, chosen, wall)
     if verbose:
         line(console, "ledger", f"{chosen.grant or 'none'} had {chosen.left} left")
 
 
-def _reasons(told: Sequence[HistoryEntry]) -> str:
-    names = list(dict.fromkeys(one.reason for one in told if one.reason))
+def _format_rank(explanation: ReplicaExplanation, chosen: PlacementExplanation) -> str:
+    fitting = many(chosen.passage.fits, "node")
+    if all(candidate.node != explanation.node for candidate in chosen.candidates):
+        return f"one of {fitting} that fit; the best ones before the replicas of the same batch were placed:"
+    return f"the best of {fitting} that fit" if chosen.passage.fits > 1 else "the only node that fits"
+
+
+def _verdicts(console: Console, history: Sequence[HistoryEntry], chosen: PlacementExplanation, wall: str) -> None:
+    """Print the verdict on the placement, and the number of earlier attempts."""
+    verdicts = [entry for entry in history if entry.by == "authority"]
+    accepted = next((entry for entry in reversed(verdicts) if "accepted" in entry.said), None)
+    if accepted is not None:
+        age = format_age(chosen.at, wall)
+        line(console, "verdict", f"{accepted.said} at revision {accepted.revision}" + (f", {age} ago" if age else ""))
+    refused = [entry for entry in verdicts if entry.reason]
+    pending = [entry for entry in history if entry.by == "scheduler" and entry.said == "waiting"]
+    counts = f"refused {many(len(refused), 'time')}, pending {many(len(pending), 'time')} before"
+    line(console, "attempts", f"attempt {chosen.attempt}; {counts}{_reasons([*refused, *pending])}")
+
+
+def _reasons(explanation: Sequence[HistoryEntry]) -> str:
+    names = list(dict.fromkeys(item.reason for item in explanation if item.reason))
     return f" ({', '.join(names)})" if names else ""
 
 
-# -- pending replicas
-# -----------------------------------------------------------------------------------------------------------
+# -- pending replicas ----------------------------------------------------------------------------------------------------------
 
 
-def _waits(
+def _pending(
     console: Console,
     name: str,
     waits: PendingExplanation,
@@ -360,27 +379,27 @@ def _waits(
         (_verdict(waits), style),
     )
     line(console, "replica", Text.assemble(name, "  ", head))
-    line(console, "", _why(waits))
+    line(console, "", _format_reason(waits))
     line(console, "nodes", funnel_line(waits.passage, waits.quota))
     if waits.gang is not None:
         gang = waits.gang
         line(
             console,
             "gang",
-            f"{gang.min} must be bound at once: {gang.fits} of {gang.waiting} pending replicas fit now, {gang.standing} are placed",
+            f"{gang.min} must be bound at once: {gang.fits} of {gang.waiting} pending ones fit now, {gang.standing} are placed",
         )
     if waits.nearest is not None:
         line(console, "nearest fit", format_nearest(waits.nearest))
     if waits.candidates:
         _candidates(console, waits.candidates, "")
-    for number, unblock in enumerate(waits.unblocks):
-        line(console, "" if number else "unblocks", f"{'if' if not number else 'or if'} {format_remedy(unblock)}")
+    for number, remedy in enumerate(waits.unblocks):
+        line(console, "" if number else "unblocks", f"{'if' if not number else 'or if'} {format_remedy(remedy)}")
     if waits.verdict != "now" and not waits.unblocks:
         line(console, "unblocks", "none of the small changes that were tried would be enough")
     if waits.preemption is not None:
         line(console, "preempts", format_preemption(waits.preemption))
     if waits.verdict != "now":
-        line(console, "next attempt", _again(waits, history, wall))
+        line(console, "next attempt", _next_attempt(waits, history, wall))
     if verbose:
         line(console, "quota", format_quota(waits.quota))
         _funnel(console, waits.passage)
@@ -392,25 +411,25 @@ def _verdict(waits: PendingExplanation) -> str:
     ]
 
 
-def _why(waits: PendingExplanation) -> str:
+def _format_reason(waits: PendingExplanation) -> str:
     if waits.verdict == "now":
         first = waits.candidates[0].node if waits.candidates else "a node"
         return f"nothing prevents its placement: the next cycle would place it on {first}"
     return f"{waits.meaning}; {waits.detail}"
 
 
-def _again(waits: PendingExplanation, history: Sequence[HistoryEntry], wall: str) -> str:
+def _next_attempt(waits: PendingExplanation, history: Sequence[HistoryEntry], wall: str) -> str:
     """When the next attempt is due: at most RETRY_MS_MAX after the last one, or earlier after an unblock event. The times come
     from wall clocks.
     """
-    sooner = f"earlier when this changes: {', '.join(waits.cures)} ({waits.cure})"
+    earlier = f"earlier when this changes: {', '.join(waits.cures)} ({waits.cure})"
     last = next((entry for entry in reversed(history) if entry.by == "scheduler" and entry.at), None)
     if last is None:
-        return f"at most {format_duration(RETRY_MS_MAX)} after its last attempt, which is no longer recorded; {sooner}"
-    until = datetime.fromisoformat(last.at) + timedelta(milliseconds=RETRY_MS_MAX)
-    if until < datetime.fromisoformat(wall):
-        return f"was due by {until:%H:%M:%S} UTC, but none is recorded; check that a scheduler is running (`remit status`); {sooner}"
-    return f"by {until:%H:%M:%S} UTC at the latest; {sooner}"
+        return f"at most {format_duration(RETRY_MS_MAX)} after its last attempt, which is no longer recorded; {earlier}"
+    due = datetime.fromisoformat(last.at) + timedelta(milliseconds=RETRY_MS_MAX)
+    if due < datetime.fromisoformat(wall):
+        return f"overdue since {due:%H:%M:%S} UTC; check that a scheduler is running (`remit status`); {earlier}"
+    return f"by {due:%H:%M:%S} UTC at the latest; {earlier}"
 
 
 def _candidates(console: Console, candidates: Iterable[DecisionCandidate], chosen: str) -> None:
@@ -423,30 +442,32 @@ def _candidates(console: Console, candidates: Iterable[DecisionCandidate], chose
         )
 
 
-def _funnel(console: Console, passage: FilterFunnel) -> None:
+def _funnel(console: Console, funnel: FilterFunnel) -> None:
     """Prints the rejected nodes of every filter, and the sum, so that a reader can check that no node is missing."""
-    for step in passage.steps:
-        why = step.meaning or (REFUSALS[Code(step.reason)].meaning if step.reason else "of a plug-in")
-        line(console, "", f"{step.refused:>7,} refused by {step.filter}: {why}")
-    total = sum(step.refused for step in passage.steps)
-    line(console, "", f"{passage.fits:>7,} fit; {total:,} + {passage.fits:,} = {passage.nodes:,} nodes")
+    for step in funnel.steps:
+        meaning = step.meaning or (REFUSALS[Code(step.reason)].meaning if step.reason else "of a plug-in")
+        line(console, "", f"{step.refused:>7,} refused by {step.filter}: {meaning}")
+    total = sum(step.refused for step in funnel.steps)
+    line(console, "", f"{funnel.fits:>7,} fit; {total:,} + {funnel.fits:,} = {funnel.nodes:,} nodes")
 
 
 # -- one node ------------------------------------------------------------------------------------------------------------------
 
 
-def _node(console: Console, there: NodeFitExplanation, here: NodeFitExplanation | None) -> None:
-    if there.fits:
-        line(console, f"on {there.node}", Text("it would fit there now", style="green"))
-        line(console, "", f"score {there.score} ({_parts(there.parts)})")
-        if here is not None and here.fits and here.node != there.node:
-            line(console, "", f"on its current node {here.node}: score {here.score} ({_parts(here.parts)})")
+def _node(console: Console, other_node: NodeFitExplanation, own_node: NodeFitExplanation | None) -> None:
+    if other_node.fits:
+        line(console, f"on {other_node.node}", Text("it would fit there now", style="green"))
+        line(console, "", f"score {other_node.score} ({_parts(other_node.parts)})")
+        if own_node is not None and own_node.fits and own_node.node != other_node.node:
+            line(console, "", f"on its current node {own_node.node}: score {own_node.score} ({_parts(own_node.parts)})")
         return
-    line(console, f"on {there.node}", Text(f"it violates {many(len(there.broken), 'rule')} there now", style="yellow"))
-    for one in there.broken:
-        line(console, "", f"{one.filter}: {one.meaning} (fix: {one.cure})")
-    if there.lacks:
-        line(console, "", f"it lacks {there.lacks}")
+    line(
+        console, f"on {other_node.node}", Text(f"it violates {many(len(other_node.broken), 'rule')} there now", style="yellow")
+    )
+    for item in other_node.broken:
+        line(console, "", f"{item.filter}: {item.meaning} (fix: {item.cure})")
+    if other_node.lacks:
+        line(console, "", f"it lacks {other_node.lacks}")
 
 
 def _parts(parts: Mapping[str, int]) -> str:
@@ -459,14 +480,14 @@ def _evidence(evidence: ExplanationEvidence) -> str:
 
 
 def _history(console: Console, history: Sequence[HistoryEntry]) -> None:
-    shown = history[-HISTORY_SHOWN:]
-    for number, one in enumerate(shown):
-        reason = f" {one.reason}" if one.reason else ""
-        detail = f": {one.detail}" if one.detail else ""
+    entries = history[-HISTORY_SHOWN:]
+    for number, item in enumerate(entries):
+        reason = f" {item.reason}" if item.reason else ""
+        detail = f": {item.detail}" if item.detail else ""
         line(
             console,
             "" if number else "recorded",
-            f"{format_clock(one.at) or '-'}  {one.revision}  {one.by} {one.said}{reason}{detail}",
+            f"{format_clock(item.at) or '-'}  {item.revision}  {item.by} {item.said}{reason}{detail}",
         )
-    if len(history) > len(shown):
-        line(console, "", f"and {len(history) - len(shown)} earlier ones; -o json lists up to {len(history)}")
+    if len(history) > len(entries):
+        line(console, "", f"and {len(history) - len(entries)} earlier ones; -o json lists up to {len(history)}")

@@ -95,10 +95,10 @@ def _workload(workload: Workload, row_context: RowContext) -> Cells:
     tail = (spec.priority_class or NONE, str(meta.generation))
     if progress is None:
         return spec.type, NONE, NONE, NONE, *tail
-    style = GOOD if progress.arrived >= progress.wanted and not progress.limit else UNSURE
+    style = GOOD if progress.ready >= progress.desired and not progress.limit else UNSURE
     limit = f"{progress.limit}{': ' if progress.detail else ''}{progress.detail}" if progress.limit else NONE
     never = BAD if progress.never else UNSURE if progress.limit else ""
-    return spec.type, Cell(f"{progress.arrived}/{progress.wanted}", style), format_stages(progress), Cell(limit, never), *tail
+    return spec.type, Cell(f"{progress.ready}/{progress.desired}", style), format_stages(progress), Cell(limit, never), *tail
 
 
 _NOT_READY: Final = (Phase.STARTING, Phase.RUNNING)

@@ -24,7 +24,7 @@ from remit.cli.output.object_columns import (
     format_cpu,
     row_of,
 )
-from remit.cli.output.object_list import ObjectList, sort_objects, load_row_context, or_none
+from remit.cli.output.object_list import ObjectList, load_row_context, or_none, sort_objects
 from remit.cli.output.serialization import to_builtins
 from remit.cli.session.object_lookup import get_object, tenant_of
 from remit.cli.session.workload_progress import format_stages
@@ -119,7 +119,7 @@ async def _workload(api: Api, out: Console, workload: Workload) -> None:
     field(
         out,
         "progress",
-        f"{progress.arrived} of {progress.wanted} ready; {format_stages(progress)}",
+        f"{progress.ready} of {progress.desired} ready; {format_stages(progress)}",
         GOOD if progress.settled else UNSURE,
     )
     if progress.limit:

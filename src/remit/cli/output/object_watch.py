@@ -13,13 +13,13 @@ from msgspec import Raw
 from remit.cli.output.console import FAINT, Cell, Cells, Sheet, console
 from remit.cli.output.object_columns import AGE, RowContext, columns_of, endpoint_columns, endpoint_row, row_of
 from remit.cli.output.object_list import (
-    ObjectList,
     ListOptions,
+    ObjectList,
     decisions_of,
-    sort_objects,
     load_row_context,
     name_of,
     progress_of,
+    sort_objects,
 )
 from remit.cli.output.serialization import escape_json, to_builtins
 from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped

@@ -110,9 +110,7 @@ def _item(value: Any, indent: str) -> Iterator[str]:
 
 
 def _fits_block_scalar(text: str) -> bool:
-    """Check whether a string can be written as a literal block: printable lines without spaces at the edges, at most one line end
-    at the end.
-    """
+    """Check whether a string can be a literal block: printable lines without spaces at the edges, and one final line end."""
     lines = text.removesuffix("\n").split("\n")
     return (
         len(lines) > 1

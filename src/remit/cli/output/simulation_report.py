@@ -211,7 +211,7 @@ class SimulationReport:
 
     def _passed(self, scenario: Scenario, run: RunResult) -> None:
         guarded = checks_of("S")
-        safety = f"{', '.join(guarded)}, by {sum(map(len, guarded.values()))} checks at every commit, reply, process start and process end"
+        safety = f"{', '.join(guarded)}, by {sum(map(len, guarded.values()))} checks at every commit, reply, start and end"
         healed_s = run.simulated_s - scenario.duration_s
         if not scenario.holds.liveness:
             liveness = "not checked: the scenario does not require it"

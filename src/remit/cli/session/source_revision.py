@@ -16,7 +16,7 @@ CHANGED: Final = "+changes"
 
 @cache
 def revision(below: Path = PACKAGE) -> str:
-    """Return the checked-out commit, with a suffix if files in `below` differ from it. Outside a repository, return the version."""
+    """Return the checked-out commit, with a suffix if files in `below` differ. Outside a repository, return the version."""
     git_commands = (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--", "."))
     try:
         commit, changes = (

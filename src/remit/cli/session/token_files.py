@@ -30,7 +30,7 @@ def generate_token(ids: Ids) -> str:
 async def ensure_component_token(
     file: Path, server: ServerContext, role: TokenRole, *, subject: str, nodes: Sequence[str] = ()
 ) -> str:
-    """Return the token of a component that this process starts: the one in the file if the server accepts it, else a new one."""
+    """Return the token of a component that this process starts: that of the file if the server accepts it, else a new one."""
     from remit.serve.auth.enrollment import ensure_bootstrap_token
 
     ids = server.world.ids

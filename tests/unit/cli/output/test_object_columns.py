@@ -24,7 +24,7 @@ from remit.cli.output.object_columns import (
     format_span,
     row_of,
 )
-from remit.cli.output.object_list import sort_objects, natural_key
+from remit.cli.output.object_list import natural_key, sort_objects
 from remit.cli.output.terminal import LINE_CHARS_MAX, LineDecoder, escape_terminal
 from remit.cli.session.workload_progress import PendingReason, ProgressSummary
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec
