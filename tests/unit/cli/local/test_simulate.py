@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from remit.cli.main import remit
-from remit.cli.output.simulation_report import checks
+from remit.cli.output.simulation_report import checks_of
 from remit.cli.session.source_revision import revision
 from remit.model.problems import escaped
 from remit.simulate.checkers import liveness_checks
@@ -429,6 +429,6 @@ def test_an_interrupted_swarm_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_what_is_said_to_have_held_is_what_is_looked_at() -> None:
-    every = [name for letter in "SL" for group in checks(letter).values() for name in group]
+    every = [name for letter in "SL" for group in checks_of(letter).values() for name in group]
     assert set(CHECKS) | set(liveness_checks.LIVENESS_CHECKS) | set(EVENT_CHECKS) == set(every)
     assert len(every) == len(set(every))

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from remit.cli.output.explanations import EASED, PASSED, STANDS_IN, age_words, show, unblock_words
+from remit.cli.output.explanations import NOT_POSSIBLE, PASSED_LABELS, RELAXED, format_age, format_remedy, show
 from remit.model.kinds import Workload, WorkloadStatus
 from remit.model.metadata import Condition, RecordMetadata
 from remit.model.records import Decision, DecisionCandidate, DecisionSpec, Phase, Replica
@@ -59,15 +59,15 @@ def test_every_reason_is_told_within_the_terminal(case: str, width: int) -> None
 
 
 def test_every_filter_has_its_words() -> None:
-    assert set(PASSED) == {one.name for one in BUILTIN_FILTERS} | {"overrides"}
-    eased = set(EASED) | {"node-health", "takes-work", "resources", "devices", "device-shares"}
-    assert eased == set(PASSED)
+    assert set(PASSED_LABELS) == {one.name for one in BUILTIN_FILTERS} | {"overrides"}
+    eased = set(RELAXED) | {"node-health", "takes-work", "resources", "devices", "device-shares"}
+    assert eased == set(PASSED_LABELS)
 
 
 def test_every_suggestion_is_said_in_words() -> None:
     for case in CASES:
         for unblock in CASES[case][2]().explained().unblocks:
-            said = unblock_words(unblock)
+            said = format_remedy(unblock)
             assert "filter" not in said and "then it fits" in said, said
 
 
@@ -164,10 +164,10 @@ def test_a_reservation_tells_who_is_still_there() -> None:
 def test_who_would_have_to_go_is_named() -> None:
     cluster = outranked().work(workload("w", "2", priority="high"), priority=100)
     assert "t1/low-0 (priority 0) on n1, at the scheduler's next turn" in replica_text(cluster, "w-0")
-    assert STANDS_IN["priority"] in replica_text(full(three()).work(workload("w", "2")), "w-0")
+    assert NOT_POSSIBLE["priority"] in replica_text(full(three()).work(workload("w", "2")), "w-0")
 
 
 def test_ages_are_told_only_where_they_are_known() -> None:
-    assert age_words(AT[1], WALL) == "4m12s"
-    assert age_words("", WALL) == ""
-    assert age_words(WALL, AT[1]) == ""
+    assert format_age(AT[1], WALL) == "4m12s"
+    assert format_age("", WALL) == ""
+    assert format_age(WALL, AT[1]) == ""

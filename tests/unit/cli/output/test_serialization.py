@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.cli.output.serialization import json_text, manifest_text, plain, yaml_text
+from remit.cli.output.serialization import json_text, manifest_text, to_builtins, yaml_text
 from remit.model.kinds import (
     Config,
     DataSpec,
@@ -95,12 +95,12 @@ def test_what_remit_reports_is_told_in_comments_and_not_declared() -> None:
 def test_where_something_stands_is_said_also_where_it_is_the_default() -> None:
     """The health of a node, and the phase of a replica, as over HTTP."""
     waits = Replica(metadata=RecordMetadata(name="a-0", tenant="t", uid="u"), spec=ReplicaSpec(workload="a", generation=1))
-    assert plain(waits)["status"] == {"phase": "pending"}
-    runs = plain(replace(waits, status=ReplicaStatus(phase=Phase.RUNNING, node="n1")))
+    assert to_builtins(waits)["status"] == {"phase": "pending"}
+    runs = to_builtins(replace(waits, status=ReplicaStatus(phase=Phase.RUNNING, node="n1")))
     assert runs["status"] == {"phase": "running", "node": "n1"}
     size = NodeSpec(region="r", zone="r-a", capacity=Amount.parse({"cpu": "1", "memory": "1Gi"}))
-    assert plain(Node(metadata=Metadata(name="n1"), spec=size))["status"] == {"health": "joining"}
-    assert not plain(replace(workload(), status=WorkloadStatus())).get("status"), "a workload stands nowhere"
+    assert to_builtins(Node(metadata=Metadata(name="n1"), spec=size))["status"] == {"health": "joining"}
+    assert not to_builtins(replace(workload(), status=WorkloadStatus())).get("status"), "a workload stands nowhere"
 
 
 def test_a_secret_that_is_not_shown_cannot_be_applied_as_an_empty_one() -> None:
@@ -122,4 +122,4 @@ def test_a_record_of_remits_own_is_told_whole() -> None:
     )
     text = manifest_text(made)
     assert text.startswith("apiVersion: remit/v1\nkind: Replica\nmetadata:\n") and "\nstatus:\n  phase: serving\n" in text
-    assert plain(made)["metadata"] == {"name": "web-0", "tenant": "risk", "revision": 9}
+    assert to_builtins(made)["metadata"] == {"name": "web-0", "tenant": "risk", "revision": 9}

@@ -54,17 +54,17 @@ def test_the_order_is_flags_environment_file(env: dict[str, str], tmp_path: Path
     assert resolve_server(environ={**env, "REMIT_TOKEN": "said", "REMIT_TENANT": "web"}) == ServerAddress(
         HERE, "said", "web", "a"
     )
-    assert ServerFlags(tenant="x").reach({**env, "REMIT_TENANT": "web"}).tenant == "x"
+    assert ServerFlags(tenant="x").resolve({**env, "REMIT_TENANT": "web"}).tenant == "x"
     named = {**env, "REMIT_TOKEN_FILE": str(tmp_path / "token")}
     assert resolve_server(environ=named).token == "from-a-file"
-    assert ServerFlags(token_file=str(tmp_path / "token")).reach({**env, "REMIT_TOKEN": "said"}).token == "from-a-file"
-    assert ServerFlags(server="127.0.0.1:7420").reach(env) == ServerAddress(HERE, "kept", "risk", "a")
+    assert ServerFlags(token_file=str(tmp_path / "token")).resolve({**env, "REMIT_TOKEN": "said"}).token == "from-a-file"
+    assert ServerFlags(server="127.0.0.1:7420").resolve(env) == ServerAddress(HERE, "kept", "risk", "a")
 
 
 def test_a_context_named_by_a_flag_comes_before_the_environment(env: dict[str, str]) -> None:
     known(env, Context("a", HERE, token="one"), Context("b", THERE, token="two", tenant="web"), current="a")
     said = {**env, "REMIT_SERVER": "http://127.0.0.1:1", "REMIT_TOKEN": "three"}
-    assert ServerFlags(context="b").reach(said) == ServerAddress(THERE, "two", "web", "b")
+    assert ServerFlags(context="b").resolve(said) == ServerAddress(THERE, "two", "web", "b")
     assert resolve_server(environ=said) == ServerAddress("http://127.0.0.1:1", "three", "default", "")
     assert resolve_server(environ={**env, "REMIT_CONTEXT": "b"}).server == THERE
 
@@ -72,13 +72,13 @@ def test_a_context_named_by_a_flag_comes_before_the_environment(env: dict[str, s
 def test_a_token_is_not_sent_to_another_server(env: dict[str, str]) -> None:
     known(env, Context("a", HERE, token="one"), current="a")
     with pytest.raises(ContextError, match="no token for https://remit"):
-        ServerFlags(server=THERE).reach(env)
+        ServerFlags(server=THERE).resolve(env)
 
 
 def test_a_context_that_is_not_there_is_guessed(env: dict[str, str]) -> None:
     known(env, Context("production", HERE, token="one"))
     with pytest.raises(ContextError, match="did you mean production"):
-        ServerFlags(context="prodution").reach(env)
+        ServerFlags(context="prodution").resolve(env)
     with pytest.raises(ContextError, match=r"no context is in use\n.*production"):
         resolve_server(environ=env)
 
@@ -144,9 +144,9 @@ def test_a_context_whose_server_changes_forgets_its_token(env: dict[str, str], t
 def test_a_token_that_cannot_be_sent_is_refused(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("two words\x1b")
     with pytest.raises(ContextError, match="no token"):
-        ServerFlags(server=HERE, token_file=str(tmp_path / "bad")).reach(env)
+        ServerFlags(server=HERE, token_file=str(tmp_path / "bad")).resolve(env)
     with pytest.raises(ContextError, match="cannot be read"):
-        ServerFlags(server=HERE, token_file=str(tmp_path / "none")).reach(env)
+        ServerFlags(server=HERE, token_file=str(tmp_path / "none")).resolve(env)
 
 
 def test_like_another__the_same_server_and_authority__and_never_its_token(

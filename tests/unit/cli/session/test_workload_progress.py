@@ -52,7 +52,7 @@ ROLLED = Condition(type="Progressing", status="True", reason="RolledOut", observ
 
 def test_a_service_that_is_there_is_limited_by_nothing() -> None:
     found = summarize_progress(workload(replicas=2), replicas(P.SERVING, P.SERVING))
-    assert (found.arrived, found.wanted, found.limit, format_stages(found)) == (2, 2, "", "serving 2")
+    assert (found.ready, found.desired, found.limit, format_stages(found)) == (2, 2, "", "serving 2")
 
 
 def test_what_waits_has_the_reason_of_the_latest_decision() -> None:
@@ -116,22 +116,22 @@ def test_what_is_not_admitted_says_why() -> None:
 
 def test_released_copies_count_for_nothing() -> None:
     found = summarize_progress(workload(replicas=1), replicas(P.SERVING, P.RELEASED))
-    assert (found.arrived, found.stages, found.limit) == (1, {"serving": 1}, "")
+    assert (found.ready, found.stages, found.limit) == (1, {"serving": 1}, "")
 
 
 def test_a_job_counts_what_is_done() -> None:
     made = workload("job", replicas=2, completions=4)
     found = summarize_progress(made, [*replicas(P.RELEASED, P.RELEASED, P.FINISHED, result="ok"), *replicas(P.RUNNING)])
-    assert (found.arrived, found.wanted, found.stages) == (3, 4, {"running": 1, "done": 3})
+    assert (found.ready, found.desired, found.stages) == (3, 4, {"running": 1, "done": 3})
     assert found.limit == ""
     all_done = summarize_progress(made, replicas(*[P.RELEASED] * 4, result="ok"))
-    assert (all_done.arrived, all_done.limit) == (4, "")
+    assert (all_done.ready, all_done.limit) == (4, "")
 
 
 def test_pieces_that_have_ended_take_nobodys_place__although_nobody_has_settled_them() -> None:
     """As while no controllers run: the rest is missing, and that is said."""
     found = summarize_progress(workload("job", replicas=2, completions=5), replicas(P.FINISHED, P.FINISHED, result="ok"))
-    assert (found.arrived, found.limit) == (2, "missing")
+    assert (found.ready, found.limit) == (2, "missing")
 
 
 def test_a_job_that_failed_says_so() -> None:
@@ -176,18 +176,21 @@ def test_what_holds_one_that_is_ready_but_not_said_to_be_out_are_the_controllers
     made = workload("service", replicas=1)
     assert "controllers" in workload_goal_status(made, members, summarize_progress(made, members)).limit
     task = workload("job", replicas=1)
-    assert workload_goal_status(task, replicas(P.RUNNING), summarize_progress(task, replicas(P.RUNNING)), done=True).limit == ""
+    assert (
+        workload_goal_status(task, replicas(P.RUNNING), summarize_progress(task, replicas(P.RUNNING)), must_complete=True).limit
+        == ""
+    )
 
 
 def test_a_job_has_arrived_when_it_runs__or_if_asked_when_it_is_done() -> None:
     assert looked(workload("job", replicas=2), P.RUNNING, P.RUNNING) == (True, True)
     assert looked(workload("job", replicas=2), P.RUNNING, P.STARTING) == (False, True)
-    assert looked(workload("job", replicas=1), P.RUNNING, done=True) == (False, True)
+    assert looked(workload("job", replicas=1), P.RUNNING, must_complete=True) == (False, True)
 
 
 def test_a_workload_that_is_being_deleted_wants_nothing() -> None:
     found = summarize_progress(workload(replicas=3, deleting=True), replicas(P.STOPPING))
-    assert (found.wanted, found.limit) == (0, "deleting")
+    assert (found.desired, found.limit) == (0, "deleting")
 
 
 def test_stages_that_equally_many_have_reached_are_told_once() -> None:
