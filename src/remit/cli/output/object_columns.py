@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from remit.cli.output.console import BAD, FAINT, GOOD, UNSURE, Cell, Cells, Column
@@ -14,27 +15,20 @@ from remit.model.kinds import (
     Config,
     Node,
     NodeHealth,
-    NodePool,
     Override,
     Policy,
-    PriorityClass,
-    Region,
     Secret,
-    Tenant,
     Token,
     Workload,
 )
+from remit.model.kinds.definition import CellFormat, KindDefinition
+from remit.model.kinds.registry import BY_KIND, BY_STRUCT
 from remit.model.metadata import Metadata
 from remit.model.objects import DECLARED, AnyObject
 from remit.model.records import (
     Decision,
     Event,
-    Generation,
-    Grant,
-    Lease,
-    Peer,
     Phase,
-    PolicyRevision,
     Replica,
     Summary,
 )
@@ -71,19 +65,12 @@ class RowContext(NamedTuple):
     wall: str = ""
 
 
-class Layout(NamedTuple):
-    """Columns of a kind between name and age, and the function that computes their cells for an object."""
-
-    columns: tuple[Column, ...]
-    cells: Callable[[Any, RowContext], Cells]
-
-
 def columns_of(kind: str, *, all_tenants: bool) -> tuple[Column, ...]:
     tenant = (Column("TENANT"),) if all_tenants else ()
     return (
         *tenant,
         Column("NAME", least=14),
-        *LAYOUTS[kind].columns,
+        *(Column(c.head, c.wide, c.right, c.fluid, c.least) for c in BY_KIND[kind].columns),
         *((Column(AGE, right=True),) if kind in DECLARED else ()),
         Column("REVISION", wide=True, right=True),
         Column("LABELS", wide=True),
@@ -91,34 +78,39 @@ def columns_of(kind: str, *, all_tenants: bool) -> tuple[Column, ...]:
 
 
 def row_of(obj: AnyObject, row_context: RowContext, *, all_tenants: bool, prefixed: bool = False) -> Cells:
-    kind, meta = type(obj).__name__, obj.metadata
+    definition, meta = BY_STRUCT[type(obj)], obj.metadata
     tenant = (meta.tenant,) if all_tenants else ()
-    name = f"{kind.lower()}/{meta.name}" if prefixed else meta.name
+    name = f"{definition.prefix}/{meta.name}" if prefixed else meta.name
     labels = ",".join(f"{key}={value}" for key, value in sorted(getattr(meta, "labels", {}).items()))
     since = (Cell(age(meta.created, row_context.wall) or NONE, FAINT),) if isinstance(meta, Metadata) else ()
-    return (*tenant, name, *LAYOUTS[kind].cells(obj, row_context), *since, str(meta.revision), labels or NONE)
+    return (*tenant, name, *_cells(definition, obj, row_context), *since, str(meta.revision), labels or NONE)
+
+
+def _cells(definition: KindDefinition, obj: AnyObject, row_context: RowContext) -> Iterator[str | Cell]:
+    compute = COMPUTED_CELLS.get(definition.kind)
+    computed = iter(compute(obj, row_context) if compute is not None else ())
+    for column in definition.columns:
+        yield FORMATS[column.format](attrgetter(column.path)(obj)) if column.path else next(computed)
 
 
 # -- workloads and replicas ----------------------------------------------------------------------------------------------------
 
 
 def _workload(workload: Workload, row_context: RowContext) -> Cells:
-    meta, spec = workload.metadata, workload.spec
-    progress = row_context.progress.get((meta.tenant, meta.name))
-    tail = (spec.priority_class or NONE, str(meta.generation))
+    progress = row_context.progress.get((workload.metadata.tenant, workload.metadata.name))
     if progress is None:
-        return spec.type, NONE, NONE, NONE, *tail
+        return NONE, NONE, NONE
     style = GOOD if progress.ready >= progress.desired and not progress.limit else UNSURE
     limit = f"{progress.limit}{': ' if progress.detail else ''}{progress.detail}" if progress.limit else NONE
     never = BAD if progress.never else UNSURE if progress.limit else ""
-    return spec.type, Cell(f"{progress.ready}/{progress.desired}", style), format_stages(progress), Cell(limit, never), *tail
+    return Cell(f"{progress.ready}/{progress.desired}", style), format_stages(progress), Cell(limit, never)
 
 
 _NOT_READY: Final = (Phase.STARTING, Phase.RUNNING)
 
 
 def _replica(replica: Replica, row_context: RowContext) -> Cells:
-    meta, spec, status = replica.metadata, replica.spec, replica.status
+    meta, status = replica.metadata, replica.status
     top = row_context.replicas.get((meta.tenant, meta.name))
     pending = pending_reason(replica, row_context.reasons) if status.phase is Phase.PENDING else None
     if pending is not None:
@@ -133,13 +125,8 @@ def _replica(replica: Replica, row_context: RowContext) -> Cells:
     ports = ",".join(f"{name}:{port}" for name, port in sorted(status.ports.items()))
     return (
         Cell(status.phase.value, PHASE_STYLES.get(status.phase, "")),
-        status.node or NONE,
-        str(status.attempt),
         str(top.restarts) if top is not None else NONE,
         reason,
-        spec.workload,
-        str(spec.generation),
-        str(spec.priority),
         ports or NONE,
         ",".join(sorted(status.devices)) or NONE,
     )
@@ -156,9 +143,6 @@ def _node(node: Node, row_context: RowContext) -> Cells:
     devices = Amount(_devices(spec.devices))
     return (
         Cell(",".join(marks), style),
-        spec.region,
-        spec.zone,
-        spec.pool,
         _ratio(top.requests.cpu_milli if top else None, spec.capacity.get("cpu"), format_cpu),
         _ratio(top.requests.memory_bytes if top else None, spec.capacity.get("memory"), format_bytes),
         str(top.replicas) if top else NONE,
@@ -189,93 +173,54 @@ def _ratio(used: int | None, capacity: int, format_value: Callable[[int], str]) 
     return f"{format_value(used) if used is not None else NONE}/{format_value(capacity)}"
 
 
-def _pool(obj: NodePool, row_context: RowContext) -> Cells:
-    spec = obj.spec
-    return spec.region, _first_names(spec.zones), str(spec.capacity), str(spec.min), str(spec.max)
-
-
-def _region(obj: Region, row_context: RowContext) -> Cells:
-    return _first_names(obj.spec.zones), obj.spec.description or NONE
-
-
 # -- other kinds ---------------------------------------------------------------------------------------------------------------
 
 
-def _tenant(obj: Tenant, row_context: RowContext) -> Cells:
-    spec = obj.spec
-    return str(spec.quota), str(spec.emergency_quota) if spec.emergency_quota else NONE, str(spec.weight)
-
-
-def _class(obj: PriorityClass, row_context: RowContext) -> Cells:
-    return str(obj.spec.value), "yes" if obj.spec.preempts else "no", obj.spec.description or NONE
-
-
 def _policy(obj: Policy, row_context: RowContext) -> Cells:
-    return str(len(obj.spec.rules)), obj.spec.description or _first_names(rule.reason for rule in obj.spec.rules if rule.reason)
+    return (obj.spec.description or _first_names(rule.reason for rule in obj.spec.rules if rule.reason),)
 
 
 def _data(obj: Secret | Config, row_context: RowContext) -> Cells:
     sizes = obj.status.sizes if isinstance(obj, Secret) else {key: len(text.encode()) for key, text in obj.spec.data.items()}
-    return str(len(obj.spec.data)), _first_names(f"{key} ({sizes.get(key, 0)} B)" for key in obj.spec.data)
+    return (_first_names(f"{key} ({sizes.get(key, 0)} B)" for key in obj.spec.data),)
 
 
 def _allotment(obj: Allotment, row_context: RowContext) -> Cells:
-    spec = obj.spec
-    return spec.workload, spec.region, str(spec.replicas), (spec.when or "yes") if spec.standby else "no", spec.grant or NONE
+    return ((obj.spec.when or "yes") if obj.spec.standby else "no",)
 
 
 def _override(obj: Override, row_context: RowContext) -> Cells:
-    spec, scope = obj.spec, obj.spec.scope
+    scope = obj.spec.scope
     named = [
         f"{word} {name}"
         for word in ("tenant", "workload", "region", "zone", "pool", "node")
         for name in getattr(scope, f"{word}s")
     ]
-    return spec.effect, _first_names(named), str(spec.ttl), spec.author, spec.reason
+    return (_first_names(named),)
 
 
 def _token(obj: Token, row_context: RowContext) -> Cells:
     spec = obj.spec
     ended = "revoked" if spec.revoked else "used" if spec.spent else "expired" if spec.expires <= row_context.wall else ""
-    expiry = Cell(ended, BAD) if ended else spec.expires
-    return spec.role, spec.subject or NONE, spec.tenant or NONE, _first_names(list(spec.nodes)), AUDIENCES[spec.role], expiry
-
-
-def _generation(obj: Generation, row_context: RowContext) -> Cells:
-    return obj.spec.workload, str(obj.spec.generation), obj.spec.spec.type, str(obj.spec.spec.replicas)
-
-
-def _policies(obj: PolicyRevision, row_context: RowContext) -> Cells:
-    return str(obj.spec.number), _first_names(obj.spec.policies)
-
-
-def _grant(obj: Grant, row_context: RowContext) -> Cells:
-    spec = obj.spec
-    return spec.holder, spec.purpose, spec.tenant or NONE, str(spec.amount), obj.status.phase.value, spec.parent or NONE
-
-
-def _peer(obj: Peer, row_context: RowContext) -> Cells:
-    return obj.spec.standing.value, obj.spec.incarnation or NONE
-
-
-def _lease(obj: Lease, row_context: RowContext) -> Cells:
-    return obj.spec.holder or NONE, str(obj.spec.epoch), str(obj.spec.ttl)
+    return AUDIENCES[spec.role], Cell(ended, BAD) if ended else spec.expires
 
 
 def _decision(obj: Decision, row_context: RowContext) -> Cells:
     spec = obj.spec
     placed = sum(bool(node) for node in spec.replicas.values())
-    return spec.verdict, spec.reason or NONE, f"{placed}/{len(spec.replicas)}", f"{spec.fits}/{spec.nodes}", spec.detail or NONE
+    return f"{placed}/{len(spec.replicas)}", f"{spec.fits}/{spec.nodes}"
 
 
 def _event(obj: Event, row_context: RowContext) -> Cells:
-    spec = obj.spec
-    style = BAD if spec.type == "Warning" else ""
-    return Cell(spec.type, style), spec.reason or NONE, spec.regarding, spec.source or NONE, str(spec.count), spec.message
+    return (Cell(obj.spec.type, BAD if obj.spec.type == "Warning" else ""),)
 
 
 def _summary(obj: Summary, row_context: RowContext) -> Cells:
-    return obj.spec.holder, f"{obj.spec.epoch}.{obj.spec.sequence}", str(obj.spec.used)
+    return (f"{obj.spec.epoch}.{obj.spec.sequence}",)
+
+
+def _text(value: Any) -> str:
+    return str(value) if value or isinstance(value, int) else NONE
 
 
 def _first_names(names: Any) -> str:
@@ -284,55 +229,21 @@ def _first_names(names: Any) -> str:
     return ", ".join(listed[:LISTED_MAX]) + more or NONE
 
 
-C = Column
-LAYOUTS: Final[Mapping[str, Layout]] = {
-    "Token": Layout(
-        (C("ROLE"), C("SUBJECT", fluid=True), C("TENANT"), C("NODES"), C("AUDIENCE", wide=True), C("EXPIRES")),
-        _token,
-    ),
-    "Workload": Layout(
-        (C("TYPE", least=7), C("READY", right=True), C("STAGES", fluid=True, least=24), C("LIMITED BY", fluid=True, least=30),
-         C("PRIORITY", wide=True), C("GENERATION", wide=True, right=True)),
-        _workload,
-    ),
-    "Replica": Layout(
-        (C("PHASE", least=8), C("NODE", least=8), C("ATTEMPT", right=True), C("RESTARTS", right=True), C("REASON", fluid=True),
-         C("WORKLOAD", wide=True), C("GENERATION", wide=True, right=True), C("PRIORITY", wide=True, right=True),
-         C("PORTS", wide=True), C("DEVICES", wide=True)),
-        _replica,
-    ),
-    "Node": Layout(
-        (C("HEALTH", least=14), C("REGION"), C("ZONE"), C("POOL"), C("CPU", right=True), C("MEMORY", right=True),
-         C("REPLICAS", right=True), C("REASON", fluid=True), C("DEVICES", wide=True), C("ADDRESS", wide=True),
-         C("TAINTS", wide=True)),
-        _node,
-    ),
-    "NodePool": Layout((C("REGION"), C("ZONES"), C("CAPACITY"), C("MIN", right=True), C("MAX", right=True)), _pool),
-    "Region": Layout((C("ZONES"), C("DESCRIPTION", fluid=True)), _region),
-    "Tenant": Layout((C("QUOTA", fluid=True), C("EMERGENCY", fluid=True), C("WEIGHT", right=True)), _tenant),
-    "PriorityClass": Layout((C("VALUE", right=True), C("PREEMPTS"), C("DESCRIPTION", fluid=True)), _class),
-    "Policy": Layout((C("RULES", right=True), C("DESCRIPTION", fluid=True)), _policy),
-    "Secret": Layout((C("DATA", right=True), C("KEYS", fluid=True)), _data),
-    "Config": Layout((C("DATA", right=True), C("KEYS", fluid=True)), _data),
-    "Allotment": Layout((C("WORKLOAD"), C("REGION"), C("REPLICAS", right=True), C("STANDBY"), C("GRANT")), _allotment),
-    "Override": Layout(
-        (C("EFFECT"), C("SCOPE", fluid=True), C("TTL", right=True), C("AUTHOR"), C("REASON", fluid=True)), _override
-    ),
-    "Generation": Layout((C("WORKLOAD"), C("GENERATION", right=True), C("TYPE"), C("REPLICAS", right=True)), _generation),
-    "PolicyRevision": Layout((C("NUMBER", right=True), C("POLICIES", fluid=True)), _policies),
-    "Grant": Layout((C("HOLDER"), C("PURPOSE"), C("FOR"), C("AMOUNT", fluid=True), C("PHASE"), C("PARENT")), _grant),
-    "Peer": Layout((C("STANDING"), C("INCARNATION")), _peer),
-    "Lease": Layout((C("HOLDER"), C("EPOCH", right=True), C("TTL", right=True)), _lease),
-    "Decision": Layout(
-        (C("VERDICT"), C("REASON"), C("PLACED", right=True), C("FIT", right=True), C("DETAIL", fluid=True)), _decision
-    ),
-    "Event": Layout(
-        (C("TYPE"), C("REASON"), C("REGARDING"), C("FROM"), C("COUNT", right=True), C("MESSAGE", fluid=True)), _event
-    ),
-    "Summary": Layout((C("HOLDER"), C("EPOCH", right=True), C("USED", fluid=True)), _summary),
-}  # fmt: skip
+FORMATS: Final[Mapping[CellFormat, Callable[[Any], str]]] = {
+    "text": _text,
+    "count": lambda value: str(len(value)),
+    "names": _first_names,
+    "yes-no": lambda value: "yes" if value else "no",
+}
 
-ENDPOINT_COLUMNS: Final = (C("SERVICE"), C("REPLICA"), C("ADDRESSES"), C("NODE"), C("REGION"), C("ZONE"))
+COMPUTED_CELLS: Final[Mapping[str, Callable[[Any, RowContext], Cells]]] = {
+    "Node": _node, "Policy": _policy, "Config": _data, "Secret": _data, "Workload": _workload, "Replica": _replica,
+    "Allotment": _allotment, "Override": _override, "Token": _token, "Summary": _summary, "Decision": _decision,
+    "Event": _event,
+}  # fmt: skip
+"""Cells of the columns without a path, in their order. The columns are in the definition of the kind (model/kinds)."""
+
+ENDPOINT_COLUMNS: Final = tuple(Column(head) for head in ("SERVICE", "REPLICA", "ADDRESSES", "NODE", "REGION", "ZONE"))
 
 
 def endpoint_columns(*, all_tenants: bool) -> tuple[Column, ...]:

@@ -1,7 +1,4 @@
-"""Names and aliases of kinds, parsing of `KIND/NAME` arguments, and shell completion of kinds.
-
-It imports no model types, so that shell completion stays fast.
-"""
+"""Parsing of kinds and `KIND/NAME` arguments, and shell completion of kinds. The names are in the definitions of the kinds."""
 
 from __future__ import annotations
 
@@ -11,60 +8,17 @@ from typing import Final, NamedTuple
 import click
 from click.shell_completion import CompletionItem
 
+from remit.model.kinds.registry import BY_KIND, DEFINITIONS
 from remit.model.problems import an, closest_name, did_you_mean, escaped, one_of, quoted
 
-
-class KindName(NamedTuple):
-    """Singular, plural and short names of a kind. `tenant_scoped`: names of its objects are unique only within a tenant."""
-
-    kind: str
-    plural: str
-    aliases: tuple[str, ...] = ()
-    tenant_scoped: bool = False
-
-
-KIND_NAMES: Final = (
-    KindName("Region", "regions", ("rg",)),
-    KindName("Node", "nodes", ("no",)),
-    KindName("NodePool", "nodepools", ("np", "pools")),
-    KindName("Tenant", "tenants", ("ten", "tn")),
-    KindName("PriorityClass", "priorityclasses", ("pc",)),
-    KindName("Policy", "policies", ("pol",)),
-    KindName("Workload", "workloads", ("wl", "w"), tenant_scoped=True),
-    KindName("Secret", "secrets", ("sec",), tenant_scoped=True),
-    KindName("Config", "configs", ("cfg",), tenant_scoped=True),
-    KindName("Allotment", "allotments", ("al",), tenant_scoped=True),
-    KindName("Override", "overrides", ("ov",)),
-    KindName("Token", "tokens", ("tok",)),
-    KindName("Replica", "replicas", ("rp", "r"), tenant_scoped=True),
-    KindName("Generation", "generations", ("gen",), tenant_scoped=True),
-    KindName("PolicyRevision", "policyrevisions", ("pr",)),
-    KindName("Grant", "grants", ("gr",)),
-    KindName("Peer", "peers"),
-    KindName("Lease", "leases", ("ls",)),
-    KindName("Decision", "decisions", ("dec",), tenant_scoped=True),
-    KindName("Event", "events", ("ev",)),
-    KindName("Summary", "summaries", ("sum",)),
-)
 ENDPOINTS: Final = "Endpoint"
 """Pseudo kind: endpoints are computed from replicas, and listed like objects."""
 
-NAMES_BY_KIND: Final = {names.kind: names for names in KIND_NAMES}
 _KIND_BY_NAME: Final = {
-    **{name: names.kind for names in KIND_NAMES for name in (names.kind.lower(), names.plural, *names.aliases)},
+    **{name: kind.kind for kind in DEFINITIONS for name in (kind.prefix, kind.plural, *kind.aliases)},
     **dict.fromkeys(("endpoint", "endpoints", "ep"), ENDPOINTS),
 }
-_NAMES_ELSEWHERE: Final = {
-    **dict.fromkeys(("pod", "pods", "po", "alloc", "allocs", "allocation", "allocations", "task", "tasks"), "replicas"),
-    **dict.fromkeys(("deployment", "deployments", "deploy", "job", "jobs", "service", "services", "svc"), "workloads"),
-    **dict.fromkeys(("daemonset", "daemonsets", "ds", "statefulset", "statefulsets", "sts", "cronjob", "cj"), "workloads"),
-    **dict.fromkeys(("namespace", "namespaces", "ns", "project", "projects", "queue", "queues"), "tenants"),
-    **dict.fromkeys(("configmap", "configmaps", "cm"), "configs"),
-    **dict.fromkeys(("quota", "resourcequota"), "tenants"),
-}
-"""Names of similar kinds in Kubernetes and Nomad, for suggestions."""
-_KINDS_WITH_SLASH: Final = ("Generation", "Decision")
-"""Kinds whose object names contain a slash."""
+_PLURALS_BY_FOREIGN_NAME: Final = {name: kind.plural for kind in DEFINITIONS for name in kind.foreign_names}
 
 
 class ObjectRef(NamedTuple):
@@ -83,18 +37,22 @@ def parse_kind(name: str) -> str:
     kind = _KIND_BY_NAME.get(name.lower())
     if kind is not None:
         return kind
-    local_name = _NAMES_ELSEWHERE.get(name.lower())
-    known = [name for names in KIND_NAMES for name in (names.kind.lower(), names.plural)]
+    local_name = _PLURALS_BY_FOREIGN_NAME.get(name.lower())
+    known = [name for definition in DEFINITIONS for name in (definition.prefix, definition.plural)]
     similar = f"the corresponding kind is {local_name}" if local_name else did_you_mean(closest_name(name, known[:64]))
     raise click.UsageError(f"unknown kind {quoted(name)}; {similar or '`remit schema` lists all kinds'}")
 
 
 def is_tenant_scoped(kind: str) -> bool:
-    return kind == ENDPOINTS or NAMES_BY_KIND[kind].tenant_scoped
+    return kind == ENDPOINTS or BY_KIND[kind].tenanted
+
+
+def _has_composed_name(kind: str) -> bool:
+    return kind != ENDPOINTS and BY_KIND[kind].composed_name
 
 
 def plural_name(kind: str) -> str:
-    return "endpoints" if kind == ENDPOINTS else NAMES_BY_KIND[kind].plural
+    return "endpoints" if kind == ENDPOINTS else BY_KIND[kind].plural
 
 
 def parse_object_refs(args: Sequence[str]) -> tuple[list[str], list[ObjectRef]]:
@@ -109,7 +67,7 @@ def parse_object_refs(args: Sequence[str]) -> tuple[list[str], list[ObjectRef]]:
         raise click.UsageError(
             f"{quoted(first)} lists several kinds, so names would be ambiguous; write KIND/NAME for each object"
         )
-    mixed = next((arg for arg in rest if "/" in arg and kinds[0] not in _KINDS_WITH_SLASH), None)
+    mixed = next((arg for arg in rest if "/" in arg and not _has_composed_name(kinds[0])), None)
     if mixed is not None:
         raise click.UsageError(
             f"{quoted(mixed)} mixes two notations; write {escaped(first)}/NAME for all objects, or NAME for all"
@@ -126,7 +84,7 @@ def parse_object_ref(arg: str, default: str = "") -> ObjectRef:
         raise click.UsageError(f"{quoted(arg)} has no kind; write KIND/NAME, such as workload/{escaped(arg) or 'web'}")
     kind = parse_kind(head)
     tenant, slash, name = rest.partition("/")
-    if slash and kind not in _KINDS_WITH_SLASH:
+    if slash and not _has_composed_name(kind):
         if not is_tenant_scoped(kind):
             raise click.UsageError(f"{quoted(arg)}: {an(kind.lower())} does not belong to a tenant; write {kind.lower()}/NAME")
         return ObjectRef(kind, _require_name(name, kind), tenant)
@@ -141,14 +99,14 @@ def _require_name(name: str, kind: str) -> str:
 
 def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete kinds. Object names are not completed: that would need a server, which may be slow or down."""
-    plurals = [*(names.plural for names in KIND_NAMES), "endpoints", "all"]
+    plurals = [*(definition.plural for definition in DEFINITIONS), "endpoints", "all"]
     if "/" in incomplete or "," in incomplete:
         return []
     prefix = incomplete.lower()
-    exact = [names.kind.lower() for names in KIND_NAMES if names.kind.lower().startswith(prefix)] if prefix else []
+    exact = [definition.prefix for definition in DEFINITIONS if definition.prefix.startswith(prefix)] if prefix else []
     return [CompletionItem(name) for name in dict.fromkeys([*(name for name in plurals if name.startswith(prefix)), *exact])]
 
 
 def kinds_help() -> str:
     """List all kinds in one sentence, for the help of a command."""
-    return one_of(f"{names.plural} ({names.aliases[0]})" if names.aliases else names.plural for names in KIND_NAMES)
+    return one_of(f"{kind.plural} ({kind.aliases[0]})" if kind.aliases else kind.plural for kind in DEFINITIONS)

@@ -65,6 +65,6 @@ TOKEN: Final = KindDefinition(
         ListColumn("TENANT", "spec.tenant"),
         ListColumn("NODES", "spec.nodes", "names"),
         ListColumn("AUDIENCE", wide=True),
-        ListColumn("ENDS"),
+        ListColumn("EXPIRES"),
     ),
 )

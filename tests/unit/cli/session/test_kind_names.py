@@ -9,24 +9,17 @@ from click.shell_completion import ShellComplete
 from remit.cli.main import remit
 from remit.cli.session.kind_names import (
     ENDPOINTS,
-    KIND_NAMES,
     ObjectRef,
     is_tenant_scoped,
     parse_kind,
     parse_object_ref,
     parse_object_refs,
 )
-from remit.model.objects import KINDS, PLURALS, TENANTED
-
-
-def test_kind_names_match_the_kinds_and_plurals_of_the_model() -> None:
-    assert {names.kind for names in KIND_NAMES} == set(KINDS)
-    assert {names.kind for names in KIND_NAMES if names.tenant_scoped} == TENANTED
-    assert {names.kind: names.plural for names in KIND_NAMES} == PLURALS
+from remit.model.kinds.registry import DEFINITIONS
 
 
 def test_every_name_and_alias_is_unique() -> None:
-    words = [name for names in KIND_NAMES for name in (names.kind.lower(), names.plural, *names.aliases)]
+    words = [name for kind in DEFINITIONS for name in (kind.prefix, kind.plural, *kind.aliases, *kind.foreign_names)]
     assert len(words) == len(set(words))
 
 
