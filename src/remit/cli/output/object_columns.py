@@ -70,7 +70,7 @@ def columns_of(kind: str, *, all_tenants: bool) -> tuple[Column, ...]:
     return (
         *tenant,
         Column("NAME", least=14),
-        *(Column(c.head, c.wide, c.right, c.fluid, c.least) for c in BY_KIND[kind].columns),
+        *(Column(c.heading, c.wide, c.right, c.fluid, c.least) for c in BY_KIND[kind].columns),
         *((Column(AGE, right=True),) if kind in DECLARED else ()),
         Column("REVISION", wide=True, right=True),
         Column("LABELS", wide=True),

@@ -27,7 +27,7 @@ class ListColumn(NamedTuple):
     terminal; `least` is the minimum width.
     """
 
-    head: str
+    heading: str
     path: str = ""
     format: CellFormat = "text"
     wide: bool = False
