@@ -12,8 +12,9 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from remit.model.kinds import Workload
+from remit.model.kinds.registry import DEFINITIONS
 from remit.model.metadata import Natural
-from remit.model.objects import TENANTED, encode
+from remit.model.objects import encode
 from remit.model.problems import an
 from remit.model.wire.api_types import (
     AuditItem,
@@ -125,7 +126,7 @@ async def get_events(request: RequestContext, server: ServerContext) -> Response
     return diagnostic_response(ListOf(kind="AccountList", metadata=ListMeta(revision=revision), items=items))
 
 
-_TENANTED_PREFIXES: Final = frozenset(kind.lower() for kind in TENANTED)
+_TENANTED_PREFIXES: Final = frozenset(definition.prefix for definition in DEFINITIONS if definition.tenanted)
 
 
 def _check_regarding(request: RequestContext, regarding: str) -> None:

@@ -23,8 +23,9 @@ from starlette.responses import Response
 
 from remit.law.selectors import match_labels
 from remit.model.kinds import NodeExpression
+from remit.model.kinds.registry import BY_KIND
 from remit.model.metadata import Metadata
-from remit.model.objects import KINDS, TENANTED, AnyObject, decode, enc_hook, key_of
+from remit.model.objects import KINDS, AnyObject, decode, enc_hook, key_of
 from remit.model.problems import closest_name, did_you_mean, one_of, quoted
 from remit.model.records import Generation, Replica
 from remit.model.resources import Amount, Duration
@@ -240,7 +241,8 @@ def object_not_found(kind: str, name: str, tenant: str) -> ApiProblem:
 
 
 def key_prefix(kind: str, tenant: str) -> str:
-    return f"{kind.lower()}/{tenant}/" if tenant and kind in TENANTED else f"{kind.lower()}/"
+    definition = BY_KIND[kind]
+    return f"{definition.prefix}/{tenant}/" if tenant and definition.tenanted else f"{definition.prefix}/"
 
 
 def selector_from_query(request: RequestContext, kind: str) -> Selector:
