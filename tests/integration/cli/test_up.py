@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,13 @@ class Ups:
         while not holds():
             assert time.monotonic() < until, f"{what}: not in time\n{self._log.read_text()}"
             time.sleep(0.1)
+
+    def metrics(self) -> str:
+        url = (self.data / "server" / "url").read_text().strip()
+        token = (self.data / "server" / "token").read_text().strip()
+        request = urllib.request.Request(f"{url}/metrics", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request, timeout=10) as reply:
+            return str(reply.read().decode())
 
     def ready(self, count: int) -> None:
         self.until(
@@ -172,6 +180,25 @@ def test_up_and_its_agent_and_keeper_are_killed__down_ends_what_is_left(ups: Ups
 
 
 @pytest.mark.smoke
+def test_scheduler_and_controllers_reach_the_authority_without_http(ups: Ups) -> None:
+    """Without nodes no agent runs, so that any call of the component routes would come from a scheduler or a controller."""
+    ups.start("--nodes", "0")
+    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    assert ups.remit("apply", "-f", "-", stdin=SERVICE).returncode == 0
+
+    def reasons() -> list[str]:
+        conditions = [item["status"].get("conditions", []) for item in ups.items("workloads")]
+        return [found["reason"] for several in conditions for found in several if found["type"] == "Scheduled"]
+
+    ups.until(
+        "controllers report that the scheduler found no node", lambda: bool(reasons()) and len(ups.items("replicas")) == 2
+    )
+    assert not (ups.data / "server" / "tokens").exists()
+    routes = [line for line in ups.metrics().splitlines() if line.startswith("remit_http_requests_total")]
+    assert any('route="apply"' in line for line in routes), routes
+    assert not [line for line in routes if 'route="ask"' in line or 'route="follow"' in line or 'route="claim"' in line]
+
+
 def test_regions_are_dealt_out_over_the_nodes(ups: Ups) -> None:
     ups.start("--nodes", "4", "--regions", "eu-central,eu-west")
     ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())

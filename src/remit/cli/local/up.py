@@ -187,11 +187,10 @@ async def _up(here: UpOptions) -> None:
 
 
 async def _run(here: UpOptions, world: World) -> None:
-    from remit.assembly import api_server, run_controllers, run_scheduler
+    from remit.assembly import LocalConnection, api_server, run_controllers, run_scheduler
     from remit.cli.local.server import print_admin_token
     from remit.cli.session.token_files import read_or_create_token
     from remit.client.api import Api
-    from remit.client.http_link import connect
     from remit.law.timing import Timing
 
     say = ErrorReporter(here.logging.of("remit", world.clock))
@@ -201,9 +200,8 @@ async def _run(here: UpOptions, world: World) -> None:
             here.server, world, scope=SCOPE, name=SCOPE, listen=_listen_address(here), token=token,
             timing=Timing(here.beat_ms), report_bug=say.bug, log=say.log, tls_options=here.secured, report=say,
         ))  # fmt: skip
-        tokens, trust = await _ensure_tokens(here, server.context), server.trust
-        scheduling = await open_.enter_async_context(connect([server.url], tokens["scheduler"], world, trust=trust))
-        correcting = await open_.enter_async_context(connect([server.url], tokens["controllers"], world, trust=trust))
+        await _ensure_agent_token(here, server.context)
+        connection = LocalConnection(server, world)
         if new:
             print_admin_token(token)
         beside = AgentSupervisor(here, server, world, say)
@@ -211,12 +209,12 @@ async def _run(here: UpOptions, world: World) -> None:
             async with asyncio.TaskGroup() as group:
                 beat_ms, counted = here.beat_ms, server.context.metrics
                 group.create_task(
-                    run_scheduler(scheduling, name="scheduler", heartbeat_ms=beat_ms, on_failure=say, metrics=counted)
+                    run_scheduler(connection, name="scheduler", heartbeat_ms=beat_ms, on_failure=say, metrics=counted)
                 )
                 group.create_task(
-                    run_controllers(correcting, name="controllers", heartbeat_ms=beat_ms, on_failure=say, metrics=counted)
+                    run_controllers(connection, name="controllers", heartbeat_ms=beat_ms, on_failure=say, metrics=counted)
                 )
-                async with Api(server.url, token, tenant=TENANT, trust=trust) as api:
+                async with Api(server.url, token, tenant=TENANT, trust=server.trust) as api:
                     await _bootstrap(api, here.regions)
                     if here.nodes:
                         group.create_task(beside.watch_over())
@@ -227,23 +225,21 @@ async def _run(here: UpOptions, world: World) -> None:
             await beside.end()
 
 
-async def _ensure_tokens(here: UpOptions, desk: ServerContext) -> dict[str, str]:
-    """A token for each part that this process starts: none of them may do what another may."""
+async def _ensure_agent_token(here: UpOptions, context: ServerContext) -> None:
+    """Create the token of the local agent, and over TLS its certificate. The scheduler and the controllers need none: they
+    run in the server's process.
+    """
     from remit.cli.local.agent_options import NodeOptions
     from remit.cli.session.token_files import ensure_component_token
 
-    equipment = await desk.world.offload(desk.world.host.inventory)
-    nodes = NodeOptions(nodes=here.nodes).names(equipment) if here.nodes else []
-    made: dict[str, str] = {}
-    for role in ("scheduler", "controllers"):
-        made[role] = await ensure_component_token(here.tokens / role, desk, role, subject=role)
-    if nodes:
-        made[AGENT_DIRECTORY] = await ensure_component_token(
-            here.tokens / AGENT_DIRECTORY, desk, "agent", subject=f"agent of {nodes[0]}", nodes=nodes
-        )
-        if desk.tls is not None:
-            await desk.world.offload(lambda: _enroll_local_agent(here, desk, made[AGENT_DIRECTORY], nodes))
-    return made
+    inventory = await context.world.offload(context.world.host.inventory)
+    nodes = NodeOptions(nodes=here.nodes).names(inventory) if here.nodes else []
+    if not nodes:
+        return
+    file = here.tokens / AGENT_DIRECTORY
+    token = await ensure_component_token(file, context, "agent", subject=f"agent of {nodes[0]}", nodes=nodes)
+    if context.tls is not None:
+        await context.world.offload(lambda: _enroll_local_agent(here, context, token, nodes))
 
 
 def _enroll_local_agent(here: UpOptions, desk: ServerContext, token: str, nodes: list[str]) -> None:
