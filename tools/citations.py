@@ -1,7 +1,7 @@
 """Writes the last column of the tables in docs/faults.md: the tests that cite a fault, the checks of a property.
 
-    tools/citations.py            write the page
-    tools/citations.py --check    exit with 1 if the page differs
+tools/citations.py            write the page
+tools/citations.py --check    exit with 1 if the page differs
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def docstrings_and_comments(path: Path) -> str:
 def last_column() -> dict[str, str]:
     """Return the text of the last column by id. Ids without an entry are pending."""
     found = {name: f"not checked: needs {what}" for name, what in UNCHECKED_PROPERTIES.items()}
-    for name, paths in TESTED_OUTSIDE_THE_SIMULATOR.items():
-        found[name] = f"tests only: {', '.join(f'`{path}`' for path in paths)}"
+    for name, tests in TESTED_OUTSIDE_THE_SIMULATOR.items():
+        found[name] = "tests only: " + ", ".join(f"`{path}`" for path in tests)
     found |= {name: ", ".join(f"`{check}`" for check in checks) for name, checks in checks_by_property().items()}
     for name, paths in citations().items():
         more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""

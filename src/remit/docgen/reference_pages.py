@@ -185,9 +185,12 @@ def filters() -> str:
     )
     ranking = (
         (
-            code(plugin.name), "yes" if plugin in DEFAULT_SCORES else "", "yes" if plugin.static else "", str(plugin.weight),
+            code(plugin.name),
+            "yes" if plugin in DEFAULT_SCORES else "",
+            "yes" if plugin.static else "",
+            str(plugin.weight),
             _first_line(plugin.score),
-        )  # fmt: skip
+        )
         for plugin in STATELESS_SCORES
     )
     return page(
@@ -202,9 +205,9 @@ def filters() -> str:
         table(("score", "default", "static", "weight", "preference"), ranking),
         "The scheduler uses the *default* scores; no setting selects others. A program that creates a `Kernel` may pass any of "
         "them. A *static* score depends only on the node's attributes, not on its load.",
-        "The scheduler also uses two scores with state. `locality` prefers nodes that [hints](scheduling.md#overrides-and-hints) "
-        "report as warm for the workload. `fragmentation` [keeps devices usable](packing.md); in a cluster with devices it "
-        "replaces `least-allocated`.",
+        "The scheduler also uses two scores with state. `locality` prefers nodes that "
+        "[hints](scheduling.md#overrides-and-hints) report as warm for the workload. `fragmentation` "
+        "[keeps devices usable](packing.md); in a cluster with devices it replaces `least-allocated`.",
         "Packages add filters and scores by entry points; see `examples/plugins`.",
     )
 
