@@ -39,7 +39,7 @@ from remit.proposal.explain.result_types import (
 from remit.proposal.queue.backlog import RETRY_MS_MAX
 
 PASSED_LABELS: Final = {
-    "ready": "ready",
+    "node-health": "ready",
     "takes-work": "schedulable",
     "place": "placement matches",
     "policy": "policy allows",
