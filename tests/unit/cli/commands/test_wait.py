@@ -77,7 +77,7 @@ def test_wait_for_the_opposite_outcome_of_a_job_fails_at_once(
     assert f"workload/nightly: {message}\n  for details: remit describe workload/nightly\n" in result.stderr
     changed = replace(condition, observed_generation=0)
     pending = run_wait(monkeypatch, Server(changed), "workload/nightly", f"--for={goal}", "--timeout", "1ms")
-    assert "not reached within" in pending.stderr, "the outcome of an earlier generation must be ignored"
+    assert "timed out after" in pending.stderr, "the outcome of an earlier generation must be ignored"
 
 
 def test_wait_for_failed_of_a_service_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
