@@ -23,7 +23,7 @@ def named(name: str, data: Path, port: int = 0) -> HostCheck:
 
 def test_a_whole_machine_lacks_nothing_without_which_nothing_runs(tmp_path: Path) -> None:
     found = run_host_checks(tmp_path, 1)
-    assert {one.name for one in found} >= {"clock", "cgroups", "bubblewrap", "API port", "ports for work", "data directory"}
+    assert {one.name for one in found} >= {"clock", "cgroups", "bubblewrap", "API port", "replica ports", "data directory"}
     assert not [one for one in found if one.state == "fail"]
     assert all(one.cure for one in found if one.state != "ok")
 
@@ -82,7 +82,7 @@ def test_no_port_left_for_work__nothing_runs(tmp_path: Path, monkeypatch: pytest
         raise NoFreePorts(f"{count} ports cannot be had", "end what listens")
 
     monkeypatch.setattr("remit.world.host_checks.KernelPorts.find_free", none)
-    found = named("ports for work", tmp_path)
+    found = named("replica ports", tmp_path)
     assert (found.state, found.cure) == ("fail", "end what listens")
 
 

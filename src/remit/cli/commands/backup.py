@@ -42,7 +42,7 @@ files that the server creates again.
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @server_options()
-def backup(asked: CommandContext, file: Path, force: bool) -> None:
+def backup(context: CommandContext, file: Path, force: bool) -> None:
     """Copy the store of a running server to FILE.
 
     The copy is consistent as of one revision, and the server keeps serving requests meanwhile. FILE is created only after
@@ -51,7 +51,7 @@ def backup(asked: CommandContext, file: Path, force: bool) -> None:
     """
     if file.exists() and not force:
         raise CommandError(f"{escaped(str(file))} already exists", "choose another file, or overwrite it with --force")
-    label = call_server(asked, lambda api: _fetch(api, file))
+    label = call_server(context, lambda api: _fetch(api, file))
     many = f"{label.bytes} bytes, sha256 {label.sha256[:16]}…"
     click.echo(f"{escaped(str(file))}: {label.scope} at revision {label.revision}, {many}")
 
@@ -174,7 +174,8 @@ def _tell_revived(data: Path, replaced: ReplacedStore | None) -> None:
     revived = _revived(Path(replaced.kept_at), data)
     if revived:
         say(
-            f"{len(revived)} tokens that were revoked or used after the backup are valid again. Revoke them once the server runs:"
+            f"{len(revived)} tokens that were revoked or used after the backup are valid again."
+            " Revoke them when the server runs:"
         )
         for start in range(0, len(revived), TOGETHER):
             say(f"    remit token revoke {escaped(' '.join(revived[start : start + TOGETHER]))}")
@@ -202,9 +203,9 @@ def _tokens(file: Path) -> dict[str, Token]:
         while more:
             page = opened.range(key_of("Token", ""), after, PAGE_ROWS_MAX, 0)
             for row in page.rows:
-                thing, after = decode(row.value), row.key
-                if isinstance(thing, Token):
-                    found[thing.metadata.name] = thing
+                obj, after = decode(row.value), row.key
+                if isinstance(obj, Token):
+                    found[obj.metadata.name] = obj
             more = page.more
     finally:
         opened.checkpoint()

@@ -15,7 +15,7 @@ import click
 
 from remit.cli.main import examples
 from remit.cli.session.contexts import ServerFlags
-from remit.model.problems import escaped, one_of
+from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -115,7 +115,7 @@ def _ask(flags: ServerFlags, workload: Workload, count: int | None) -> CapacityA
     from remit.model.objects import dec_hook
     from remit.proposal.explain.capacity import CapacityAnswer
 
-    found = call_server(CommandContext(flags.reach()), lambda api: api.capacity(workload, count))
+    found = call_server(CommandContext(flags.resolve()), lambda api: api.capacity(workload, count))
     return msgspec.convert(found, CapacityAnswer, dec_hook=dec_hook)
 
 
@@ -154,9 +154,9 @@ def _workload(name: str) -> Workload:
     from remit.cli.session.offline_store import OfflineStoreError
     from remit.model.kinds import Workload
 
-    found = [thing for thing in _read(name) if isinstance(thing, Workload)]
+    found = [obj for obj in _read(name) if isinstance(obj, Workload)]
     if len(found) != 1:
-        names = f": {one_of(thing.metadata.name for thing in found)}" if found else ""
+        names = f": {', '.join(obj.metadata.name for obj in found)}" if found else ""
         raise OfflineStoreError(f"{escaped(name)} declares {len(found)} workloads{names}; give a file with exactly one")
     return found[0]
 
@@ -172,24 +172,24 @@ def _place(data: Path | None, cluster: str | None) -> Iterator[tuple[SchedulerVi
         with open_offline_scope(data) as scope:
             yield scope.view, scope.pools(), scope.clock
         return
-    things = _read(cluster or "")
-    if not any(isinstance(thing, Node) for thing in things):
+    objects = _read(cluster or "")
+    if not any(isinstance(obj, Node) for obj in objects):
         raise OfflineStoreError(f"{escaped(cluster or '')} declares no Node; a cluster file has {NEEDS_NOTHING_ELSE} manifests")
     clock = BootClock()
-    yield view_of_manifests(clock, things), [thing for thing in things if isinstance(thing, NodePool)], clock
+    yield view_of_manifests(clock, objects), [obj for obj in objects if isinstance(obj, NodePool)], clock
 
 
 # -- text output ---------------------------------------------------------------------------------------------------------------
 
 
 def _print(found: CapacityAnswer, output: str) -> None:
-    from remit.cli.output.console import console, until_nobody_reads
-    from remit.cli.output.serialization import spelt
+    from remit.cli.output.console import console, until_broken_pipe
+    from remit.cli.output.serialization import escape_json
     from remit.model.objects import encode
 
-    with until_nobody_reads():
+    with until_broken_pipe():
         if output == "json":
-            sys.stdout.write(spelt(encode(found).decode()) + "\n")
+            sys.stdout.write(escape_json(encode(found).decode()) + "\n")
         else:
             _show(console(), found)
 
@@ -197,7 +197,7 @@ def _print(found: CapacityAnswer, output: str) -> None:
 def _show(console: Console, found: CapacityAnswer) -> None:
     from rich.text import Text
 
-    from remit.cli.output.explanations import STANDS_IN, funnel_line, line, many, nearest_words, unblock_words
+    from remit.cli.output.explanations import NOT_POSSIBLE, format_nearest, format_remedy, funnel_line, line, many
 
     least = "at least " if found.capped else ""
     console.print(
@@ -222,17 +222,18 @@ def _show(console: Console, found: CapacityAnswer) -> None:
         line(
             console,
             "reclaimable",
-            f"{again.replicas:,} more within quota, capacity for {again.room:,}, by preempting {many(again.victims, 'replica')}",
+            f"{again.replicas:,} more within quota, capacity for {again.room:,},"
+            f" by preempting {many(again.victims, 'replica')}",
         )
         _show_where(console, again.where)
     else:
-        line(console, "reclaimable", f"0: {STANDS_IN.get(again.why, again.why)}")
+        line(console, "reclaimable", f"0: {NOT_POSSIBLE.get(again.why, again.why)}")
     if soft.room:
-        causes = ", ".join(f"{count:,} {_cause_words(cause)}" for cause, count in soft.causes.items())
+        causes = ", ".join(f"{count:,} {_format_cause(cause)}" for cause, count in soft.causes.items())
         line(console, "soft", f"{soft.replicas:,} more within quota, capacity for {soft.room:,}: {causes}")
         _show_where(console, soft.where)
     else:
-        line(console, "soft", f"0: {STANDS_IN['soft' if soft.why == 'place' else soft.why]}")
+        line(console, "soft", f"0: {NOT_POSSIBLE['soft' if soft.why == 'place' else soft.why]}")
     stop = found.stop
     if stop is None:
         line(console, "next one", f"not computed: counting stops at {found.most:,}")
@@ -242,13 +243,13 @@ def _show(console: Console, found: CapacityAnswer) -> None:
         )
         line(console, "nodes", funnel_line(stop.passage) + (" -> quota 0" if stop.reason in QUOTA else ""))
         if stop.nearest is not None:
-            line(console, "nearest fit", nearest_words(stop.nearest))
+            line(console, "nearest fit", format_nearest(stop.nearest))
         for number, unblock in enumerate(stop.unblocks):
-            line(console, "" if number else "unblocks", f"{'or ' if number else ''}if {unblock_words(unblock)}")
+            line(console, "" if number else "unblocks", f"{'or ' if number else ''}if {format_remedy(unblock)}")
     line(console, "evidence", f"revision {found.revision}, {many(found.nodes, 'node')}")
 
 
-def _cause_words(cause: str) -> str:
+def _format_cause(cause: str) -> str:
     return f"as {cause}" if cause.startswith("pool ") else f"on {cause} nodes"
 
 

@@ -63,13 +63,13 @@ def _given(command: Callable[..., None]) -> Callable[..., None]:
 )
 @_given
 @server_options()
-def secret(asked: CommandContext, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
+def secret(context: CommandContext, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
     """Create the secret NAME. The server seals its values and never returns them."""
     from remit.model.metadata import Metadata
     from remit.model.secrets import Secret, SecretSpec
 
-    thing = Secret(metadata=Metadata(name=name), spec=SecretSpec(data=data_of(files, words)))
-    call_server(asked, lambda api: _send(api, asked, thing, replace))
+    obj = Secret(metadata=Metadata(name=name), spec=SecretSpec(data=data_of(files, words)))
+    call_server(context, lambda api: _send(api, context, obj, replace))
 
 
 @create.command(
@@ -79,28 +79,28 @@ def secret(asked: CommandContext, name: str, files: tuple[str, ...], words: tupl
 )
 @_given
 @server_options()
-def config(asked: CommandContext, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
+def config(context: CommandContext, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
     """Create the config NAME."""
     from remit.model.metadata import Metadata
     from remit.model.secrets import Config, DataSpec
 
-    thing = Config(metadata=Metadata(name=name), spec=DataSpec(data=data_of(files, words)))
-    call_server(asked, lambda api: _send(api, asked, thing, replace))
+    obj = Config(metadata=Metadata(name=name), spec=DataSpec(data=data_of(files, words)))
+    call_server(context, lambda api: _send(api, context, obj, replace))
 
 
-async def _send(api: Api, asked: CommandContext, thing: Secret | Config, replace: bool) -> None:
+async def _send(api: Api, context: CommandContext, obj: Secret | Config, replace: bool) -> None:
     from remit.cli.session.object_lookup import display_name
 
-    made = await (api.replace(thing) if replace else api.create(thing))
-    path = display_name(asked, type(made).__name__, made.metadata.name, made.metadata.tenant)
-    many = len(thing.spec.data)
+    made = await (api.replace(obj) if replace else api.create(obj))
+    path = display_name(context, type(made).__name__, made.metadata.name, made.metadata.tenant)
+    many = len(obj.spec.data)
     told = "replaced" if replace and made.metadata.generation > 1 else "created"
     click.echo(f"{escaped(path)} {told}, with {many} key{'' if many == 1 else 's'}")
 
 
 def data_of(files: Sequence[str], words: Sequence[str]) -> dict[str, str]:
     """Return the values by key. Errors name the key and never the value, because the value may be secret."""
-    if sum(one.partition("=")[2] == STDIN or one == STDIN for one in files) > 1:
+    if sum(file.partition("=")[2] == STDIN or file == STDIN for file in files) > 1:
         raise click.UsageError("only one --from-file can read stdin (-); read the others from files")
     data: dict[str, str] = {}
     for one in files:
@@ -108,8 +108,8 @@ def data_of(files: Sequence[str], words: Sequence[str]) -> dict[str, str]:
         if not said:
             key, file = Path(one).name, one
         _add(data, key, _read(key, file))
-    for one in words:
-        key, said, value = one.partition("=")
+    for word in words:
+        key, said, value = word.partition("=")
         if not said:
             raise click.UsageError("--from-literal: one value has no =; write KEY=VALUE (not shown here, it may be secret)")
         _add(data, key, value)
@@ -161,13 +161,13 @@ def secrets() -> None:
 )
 @click.option("--forget", is_flag=True, help="Delete all other keys at the end.")
 @server_options()
-def rotate(asked: CommandContext, forget: bool) -> None:
+def rotate(context: CommandContext, forget: bool) -> None:
     """Create a new sealing key and reseal all secrets with it.
 
     If it is interrupted, run it again: it continues where it stopped, and creates no second key before all secrets are
     resealed.
     """
-    sys.exit(call_server(asked, lambda api: _rotate(api, forget)))
+    sys.exit(call_server(context, lambda api: _rotate(api, forget)))
 
 
 async def _rotate(api: Api, forget: bool) -> int:

@@ -80,7 +80,7 @@ def explain(
     (they add up to all nodes), the node that comes nearest, and the smallest changes that would allow placement, each tried
     on a copy of the cluster state.
     """
-    kind, tenant, name = _meant(what, tenant)
+    kind, tenant, name = _parse_target(what, tenant)
     if data is None:
         _ask(ServerFlags(context, server, token_file, tenant, ca_file), kind, name, node, output, verbose)
     elif context or server:
@@ -103,12 +103,12 @@ def _ask(flags: ServerFlags, kind: str, name: str, node: str, output: str, verbo
     from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
     from remit.world.clock import BootClock
 
-    asked = CommandContext(flags.reach())
+    asked = CommandContext(flags.resolve())
     workload = kind == "workload"
 
     async def explained(api: Api) -> dict[str, Any]:
         try:
-            return await api.explain(Workload if workload else Replica, name, tenant=asked.reach.tenant, node=node)
+            return await api.explain(Workload if workload else Replica, name, tenant=asked.address.tenant, node=node)
         except ApiError as error:
             if error.status != NOT_FOUND or (node and node in error.detail):
                 raise
@@ -140,7 +140,7 @@ def _look(data: Path, kind: str, tenant: str, name: str, node: str, output: str,
     _print(told, output, verbose, scope.clock.wall())
 
 
-def _meant(what: str, tenant: str) -> tuple[str, str, str]:
+def _parse_target(what: str, tenant: str) -> tuple[str, str, str]:
     """Return kind, tenant (empty if none was given) and name."""
     kind, _, rest = what.partition("/")
     kind = SHORT.get(kind.lower(), kind.lower())
@@ -168,7 +168,7 @@ def _workload(scope: OfflineScope, tenant: str, name: str, rules: PlacementInput
     workloads = scope.view.shapes.workloads
     there = [path for path, owner in workloads.ids.items() if workloads.at.state[owner] != NONE or workloads.at.users[owner]]
     tenant = _owner(there, "workload", tenant, name)
-    return workload_explanation(scope.view, scope.workload(tenant, name), tenant, name, scope.written(tenant), rules, node)
+    return workload_explanation(scope.view, scope.workload(tenant, name), tenant, name, scope.history(tenant), rules, node)
 
 
 def _replica(scope: OfflineScope, tenant: str, name: str, rules: PlacementInputs, node: str) -> ReplicaExplanation:
@@ -179,7 +179,7 @@ def _replica(scope: OfflineScope, tenant: str, name: str, rules: PlacementInputs
     found = scope.replica(tenant, name)
     if found is None:
         raise click.ClickException(f"replica {tenant}/{name} is listed but missing: the data is damaged; restore a backup")
-    return replica_explanation(scope.view, *found, scope.written(tenant), rules, node)
+    return replica_explanation(scope.view, *found, scope.history(tenant), rules, node)
 
 
 def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
@@ -202,13 +202,13 @@ def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
 
 
 def _print(told: ReplicaExplanation | WorkloadExplanation, output: str, verbose: bool, wall: str) -> None:
-    from remit.cli.output.console import console, until_nobody_reads
+    from remit.cli.output.console import console, until_broken_pipe
     from remit.cli.output.explanations import show
-    from remit.cli.output.serialization import spelt
+    from remit.cli.output.serialization import escape_json
     from remit.model.objects import encode
 
-    with until_nobody_reads():
+    with until_broken_pipe():
         if output == "json":
-            sys.stdout.write(spelt(encode(told).decode()) + "\n")
+            sys.stdout.write(escape_json(encode(told).decode()) + "\n")
         else:
             show(console(), told, verbose=verbose, wall=wall)

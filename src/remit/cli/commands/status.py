@@ -29,26 +29,26 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @server_options()
-def status(asked: CommandContext, output: str) -> None:
+def status(context: CommandContext, output: str) -> None:
     """Show the state of the scope, and scheduler or controller leases that are not held.
 
     Without a scheduler nothing is placed. Without controllers nothing is replaced, rolled out or removed. Running replicas
     continue in both cases. Exits with 1 if one of their leases is not held, and prints the fix. A new leader reports this
     only after one lease term, because holders may still renew until then.
     """
-    from remit.cli.output.console import console, until_nobody_reads
+    from remit.cli.output.console import console, until_broken_pipe
     from remit.cli.output.explanations import line
     from remit.cli.output.serialization import json_text
 
-    found = call_server(asked, lambda api: api.status())
-    with until_nobody_reads():
+    found = call_server(context, lambda api: api.status())
+    with until_broken_pipe():
         if output == "json":
             sys.stdout.write(json_text(found))
         else:
             from remit.cli.output.console import BAD
 
             out = console()
-            for lead, words in told(found, asked.reach.server):
+            for lead, words in told(found, context.address.server):
                 line(out, lead, words, BAD if lead == NOBODY else "")
     if found.idle:
         sys.exit(FAILED)
@@ -59,11 +59,11 @@ NOBODY = "warning"
 
 def told(found: ScopeStatus, url: str) -> Iterator[tuple[str, str]]:
     """Yield label and text of each output line."""
-    from remit.cli.output.object_columns import span
+    from remit.cli.output.object_columns import format_span
 
     yield "scope", f"{found.scope} at {url}, Remit {found.version or 'unknown'}"
     yield "leader", f"{found.leader or 'unknown'}, epoch {found.epoch}, revision {found.revision}"
-    yield "server", f"up for {span(found.uptime_ms // 1000)}"
+    yield "server", f"up for {format_span(found.uptime_ms // 1000)}"
     yield "nodes", counted(found.nodes)
     yield "replicas", counted(found.replicas)
     if not found.idle:
@@ -103,15 +103,15 @@ def version(client: bool, context: str, server: str, token_file: str, ca_file: s
         click.echo(f"remit   {__version__}")
     if not client:
         try:
-            reach = ServerFlags(context, server, token_file, ca_file=ca_file).reach()
+            address = ServerFlags(context, server, token_file, ca_file=ca_file).resolve()
         except ContextError:
             if context or server:
                 raise
-            reach = None
-        if reach is not None:
-            status = call_server(CommandContext(reach), lambda api: api.status())
-            told |= {"server": status.version, "scope": status.scope, "leader": status.leader, "url": reach.server}
+            address = None
+        if address is not None:
+            status = call_server(CommandContext(address), lambda api: api.status())
+            told |= {"server": status.version, "scope": status.scope, "leader": status.leader, "url": address.server}
             if output == "text":
-                click.echo(escaped(f"server  {status.version or 'unknown'}  scope {status.scope} at {reach.server}"))
+                click.echo(escaped(f"server  {status.version or 'unknown'}  scope {status.scope} at {address.server}"))
     if output == "json":
         click.echo(json.dumps(told))

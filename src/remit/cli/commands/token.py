@@ -75,7 +75,7 @@ def token() -> None:
 @click.option("-o", "--output", type=click.Choice(["token", "json"]), default="token", show_default=True)
 @server_options()
 def create(
-    asked: CommandContext, role: TokenRole, subject: str, nodes: tuple[str, ...], name: str, expires: str, output: str
+    context: CommandContext, role: TokenRole, subject: str, nodes: tuple[str, ...], name: str, expires: str, output: str
 ) -> None:
     """Create a token and print it. It is not shown again.
 
@@ -87,28 +87,28 @@ def create(
 
     ids = RandomIds()
     made = generate_token(ids)
-    mine = asked.reach.tenant if role == "member" or (role == "viewer" and asked.tenant_said) else ""
+    mine = context.address.tenant if role == "member" or (role == "viewer" and context.tenant_given) else ""
     called = name or _called(role, subject, mine, ids.nonce()[:6])
-    thing = _declared(made, called, role, subject, mine, nodes, expires or TERMS.get(role, TERM))
-    call_server(asked, lambda api: _create(api, thing))
+    obj = _declared(made, called, role, subject, mine, nodes, expires or TERMS.get(role, TERM))
+    call_server(context, lambda api: _create(api, obj))
     if role == "join" and output == "token":
-        click.echo(_joining(asked, thing), err=True)
-    _tell(thing, made, output)
+        click.echo(_joining(context, obj), err=True)
+    _tell(obj, made, output)
 
 
-def _joining(asked: CommandContext, thing: Token) -> str:
+def _joining(context: CommandContext, obj: Token) -> str:
     """Return the agent command to copy, with the digest of the server's certificate. The token itself is left out, because
     stdout with the token may be redirected to a file while this text appears on the terminal.
     """
-    named = _played(thing.spec.nodes)
+    named = _played(obj.spec.nodes)
     if not named:
         return "one agent hosts node NAME, or NAME-1 to NAME-N: create one join token per agent, and run an agent with each"
-    words = ["remit", "agent", "--server", asked.reach.server, "--join", "FILE", "--data", "agent", *named]
-    if asked.reach.ca_file:
+    words = ["remit", "agent", "--server", context.address.server, "--join", "FILE", "--data", "agent", *named]
+    if context.address.ca_file:
         from remit.world.net.certificates import CertificateError, certificate_digest
 
         with suppress(CertificateError, OSError):
-            words += ["--ca-digest", certificate_digest(Path(asked.reach.ca_file).read_bytes())]
+            words += ["--ca-digest", certificate_digest(Path(context.address.ca_file).read_bytes())]
     return f"run on the node's machine, with the token in FILE: {shlex.join(words)}"
 
 
@@ -150,18 +150,18 @@ def _declared(
         tenant=tenant,
         nodes=tuple(sorted(set(nodes))),
     )
-    thing = Token(metadata=Metadata(name=called), spec=spec)
-    for problem in validate(thing):
+    obj = Token(metadata=Metadata(name=called), spec=spec)
+    for problem in validate(obj):
         raise click.UsageError(escaped(str(problem)))
-    return thing
+    return obj
 
 
-async def _create(api: Api, thing: Token) -> None:
-    await api.create(thing)
+async def _create(api: Api, obj: Token) -> None:
+    await api.create(obj)
 
 
-def _tell(thing: Token, made: str, output: str) -> None:
-    spec, name = thing.spec, thing.metadata.name
+def _tell(obj: Token, made: str, output: str) -> None:
+    spec, name = obj.spec, obj.metadata.name
     if output == "json":
         import msgspec
 
@@ -178,19 +178,19 @@ def _tell(thing: Token, made: str, output: str) -> None:
     "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml", "name"]), default="table", show_default=True
 )
 @server_options()
-def list_(asked: CommandContext, output: str) -> None:
+def list_(context: CommandContext, output: str) -> None:
     """List tokens with role, subject and expiry."""
-    from remit.cli.output.object_list import Wish, show
+    from remit.cli.output.object_list import ListOptions, show
 
-    call_server(asked, lambda api: show(api, asked, ["Token"], [], Wish(output)))
+    call_server(context, lambda api: show(api, context, ["Token"], [], ListOptions(output)))
 
 
 @token.command("revoke", epilog=examples("remit token revoke member-risk-ann-k3x2a7", "remit token revoke NAME NAME ..."))
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @server_options()
-def revoke(asked: CommandContext, names: tuple[str, ...]) -> None:
+def revoke(context: CommandContext, names: tuple[str, ...]) -> None:
     """Revoke tokens permanently. Requests with them are rejected, and their open watches and streams end."""
-    call_server(asked, lambda api: _revoke(api, names))
+    call_server(context, lambda api: _revoke(api, names))
 
 
 async def _revoke(api: Api, names: tuple[str, ...]) -> None:
