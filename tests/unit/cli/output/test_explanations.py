@@ -18,7 +18,7 @@ from remit.proposal.explain.subjects import RecordedHistory, explain_replica, ex
 from remit.proposal.placement.plugins import BUILTIN_FILTERS
 from tests.properties.authority_world import workload
 from tests.unit.proposal.cluster_fixtures import RULES, Cluster
-from tests.unit.proposal.explain.test_pending import CASES, full, outranked, three
+from tests.unit.proposal.explain.test_pending import CASES, full, outranked, three_nodes
 
 WALL = "2026-01-01T00:10:00.000Z"
 AT = {1: "2026-01-01T00:05:48.000Z"}
@@ -27,7 +27,7 @@ AT = {1: "2026-01-01T00:05:48.000Z"}
 def replica_text(
     cluster: Cluster, name: str, records: RecordedHistory = RecordedHistory(at=AT), *, node: str = "", width: int = 100
 ) -> str:
-    row = cluster.things[f"replica/t1/{name}"]
+    row = cluster.objects[f"replica/t1/{name}"]
     assert isinstance(row, Replica)
     told = explain_replica(cluster.view(), row, 1, records, RULES, node)
     out = io.StringIO()
@@ -38,7 +38,7 @@ def replica_text(
 def workload_text(
     cluster: Cluster, name: str = "w", records: RecordedHistory = RecordedHistory(at=AT), *, width: int = 100
 ) -> str:
-    made = cluster.things.get(f"workload/t1/{name}")
+    made = cluster.objects.get(f"workload/t1/{name}")
     assert made is None or isinstance(made, Workload)
     told = explain_workload(cluster.view(), made, "t1", name, records, RULES)
     out = io.StringIO()
@@ -72,18 +72,18 @@ def test_every_suggestion_is_said_in_words() -> None:
 
 
 def test_work_that_arrived_is_limited_by_nothing() -> None:
-    cluster = three().work(workload("w", replicas=2), 0, on=("n1", "n2"), phase=Phase.SERVING)
+    cluster = three_nodes().work(workload("w", replicas=2), 0, on=("n1", "n2"), phase=Phase.SERVING)
     text = workload_text(cluster)
     assert "serving 2 of 2 wanted" in text
     assert "limited by:   nothing" in text
 
 
 def test_what_is_not_made_yet_and_what_is_under_way_is_said() -> None:
-    cluster = three().work(workload("w", replicas=4), 0, on=("n1", "n2"), phase=Phase.STARTING)
+    cluster = three_nodes().work(workload("w", replicas=4), 0, on=("n1", "n2"), phase=Phase.STARTING)
     text = workload_text(cluster)
     assert "starting 2 of 4 wanted; 2 not made yet" in text
     assert "replicas that are not made yet" in text
-    under_way = three().work(workload("w", replicas=2), 0, on=("n1", "n2"), phase=Phase.STARTING)
+    under_way = three_nodes().work(workload("w", replicas=2), 0, on=("n1", "n2"), phase=Phase.STARTING)
     assert "limited by:   starting may last" in workload_text(under_way)
 
 
@@ -98,7 +98,7 @@ def test_what_is_not_made_yet_and_what_is_under_way_is_said() -> None:
     ],
 )
 def test_what_its_controllers_say_of_it_is_said(type_: str, status: Any, reason: str, message: str, words: str) -> None:
-    cluster = three()
+    cluster = three_nodes()
     made = workload("w", replicas=2, type_="service" if type_ == "Progressing" else "job")
     said = Condition(type=type_, status=status, reason=reason, message=message, observed_generation=made.metadata.generation)
     declared = replace(made, status=WorkloadStatus((said,)))
@@ -116,13 +116,13 @@ def test_what_its_controllers_say_of_it_is_said(type_: str, status: Any, reason:
 def test_pieces_that_have_ended_take_nobodys_place__although_nobody_has_settled_them() -> None:
     """As while no controllers run: what is missing is said, and not that all is well."""
     made = workload("w", replicas=2, type_="job", completions=5)
-    cluster = three().work(made, 0, on=("n1", "n2"), phase=Phase.FINISHED, result="ok")
+    cluster = three_nodes().work(made, 0, on=("n1", "n2"), phase=Phase.FINISHED, result="ok")
     told = explain_workload(cluster.view(), made, "t1", "w", RecordedHistory(at=AT), RULES)
     assert (told.wanted, told.missing, told.limit) == (5, 2, "missing")
 
 
 def test_a_decision_that_is_no_longer_kept_is_said_to_be_so() -> None:
-    text = replica_text(three().work(workload("w"), 0, on=("n1",)), "w-0")
+    text = replica_text(three_nodes().work(workload("w"), 0, on=("n1",)), "w-0")
     assert "the decision is no longer kept" in text
 
 
@@ -139,7 +139,10 @@ def test_a_decision_that_is_kept_is_retold() -> None:
         HistoryEntry(9, AT[1], "authority", "bind accepted"),
     ]
     text = replica_text(
-        three().work(workload("w"), 0, on=("n1",)), "w-0", RecordedHistory([(9, decision)], answers, {9: AT[1]}), node="n2"
+        three_nodes().work(workload("w"), 0, on=("n1",)),
+        "w-0",
+        RecordedHistory([(9, decision)], answers, {9: AT[1]}),
+        node="n2",
     )
     assert "the best of 2 nodes that fit" in text
     assert "nodes 3 -> labels match 2" in text
@@ -152,7 +155,7 @@ def test_a_decision_that_is_kept_is_retold() -> None:
 
 def test_a_reservation_tells_who_is_still_there() -> None:
     cluster = outranked()
-    low = cluster.things["replica/t1/low-0"]
+    low = cluster.objects["replica/t1/low-0"]
     assert isinstance(low, Replica)
     made = workload("w", "2", priority="high")
     victims = {"replica/t1/low-0": f"{low.metadata.uid}/1", "replica/t1/gone-1": "u/1"}
@@ -164,7 +167,7 @@ def test_a_reservation_tells_who_is_still_there() -> None:
 def test_who_would_have_to_go_is_named() -> None:
     cluster = outranked().work(workload("w", "2", priority="high"), priority=100)
     assert "t1/low-0 (priority 0) on n1, at the scheduler's next turn" in replica_text(cluster, "w-0")
-    assert STANDS_IN["priority"] in replica_text(full(three()).work(workload("w", "2")), "w-0")
+    assert STANDS_IN["priority"] in replica_text(full(three_nodes()).work(workload("w", "2")), "w-0")
 
 
 def test_ages_are_told_only_where_they_are_known() -> None:
