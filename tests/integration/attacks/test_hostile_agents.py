@@ -18,9 +18,9 @@ from remit.serve.components import exec_sessions, replica_logs
 from remit.world.net.frames import BODY_BYTES_MAX, FrameKind, pack_frame
 from tests.unit.observation.row_fixtures import replica, tenant, work
 from tests.unit.serve import in_memory_server as asking
-from tests.unit.serve.components.test_exec_sessions import BEGUN, agents, at, free_port
+from tests.unit.serve.components.test_exec_sessions import STARTED_FRAME, agents, at, free_port
 from tests.unit.serve.in_memory_server import Api, Reply, api
-from tests.unit.serve.watch_cache_fixtures import Told
+from tests.unit.serve.watch_cache_fixtures import CacheFixture
 
 pytestmark = pytest.mark.smoke
 
@@ -83,7 +83,7 @@ async def floods(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tra
     """Endless, and heedless of how much was taken."""
     tag = await _tag(reader)
     piece = pack_frame(FrameKind.ITEM, tag, bytes((ExecFrameType.STDOUT,)) + b"x" * 65_536)
-    writer.write(pack_frame(FrameKind.ITEM, tag, BEGUN))
+    writer.write(pack_frame(FrameKind.ITEM, tag, STARTED_FRAME))
     with suppress(OSError):
         for _ in range(20_000):
             writer.write(piece)
@@ -110,10 +110,10 @@ async def served(answers: Answers, trap: int = 0) -> AsyncIterator[Api]:
 
     port = free_port()
     listener = await asyncio.start_server(begin, "127.0.0.1", port)
-    told = Told(at(port), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
+    told = CacheFixture(at(port), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
     try:
         async with api() as asked, asyncio.timeout(30):
-            asked.desk.agents = agents(told, asked)
+            asked.server.agents = agents(told, asked)
             yield asked
     finally:
         listener.close()
@@ -197,7 +197,7 @@ def test_row_13__an_endless_stream_that_does_not_wait_is_broken_off(what: str, m
 def test_row_13__in_the_middle_of_a_session_nonsense_ends_it(item: bytes) -> None:
     async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, trap: int) -> None:
         tag = await _tag(reader)
-        for one in (BEGUN, bytes((ExecFrameType.STDOUT,)) + b"so far", item):
+        for one in (STARTED_FRAME, bytes((ExecFrameType.STDOUT,)) + b"so far", item):
             writer.write(pack_frame(FrameKind.ITEM, tag, one))
         await asyncio.sleep(5)
 

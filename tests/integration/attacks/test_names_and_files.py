@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from tests.integration.cli.test_up import REMIT
-from tests.unit.serve.in_memory_server import Api, story, tenant, workload
+from tests.unit.serve.in_memory_server import Api, http_test, tenant, workload
 
 NAMES: Final = {
     "a path": "../x",
@@ -47,7 +47,7 @@ TAGS: Final = {
 def test_row_28__a_name_that_is_none_is_a_422(what: str) -> None:
     name = NAMES[what]
 
-    @story
+    @http_test
     async def refused(asked: Api) -> None:
         await asked.must("POST", "/v1/tenants", tenant())
         reply = await asked.ask("POST", "/v1/tenants/acme/workloads", workload(name))
