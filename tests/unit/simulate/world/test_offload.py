@@ -14,10 +14,10 @@ from tests.contracts import test_world as promised
 from tests.unit.world.virtual_world import run_virtually
 
 CONTRACT_TESTS: list[Callable[[Any], None]] = [
-    promised.test_work_runs_in_the_order_of_the_calls_whoever_awaits_first,
-    promised.test_results_and_exceptions_pass_through,
-    promised.test_work_is_done_though_its_waiter_is_cancelled,
-    promised.test_closing_waits_for_the_work_and_takes_no_more,
+    promised.test_offloaded_work_runs_in_call_order,
+    promised.test_offload_passes_results_and_exceptions,
+    promised.test_offloaded_work_of_cancelled_waiter_still_runs,
+    promised.test_offload_close_waits_for_work_and_refuses_more,
 ]
 
 
@@ -31,7 +31,7 @@ class Process:
         self.offload = SimOffload(lambda: delay_ms, lambda: self.alive)
 
 
-def play(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+def run_in(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
     run_virtually(scenario())
 
 
@@ -52,7 +52,7 @@ def test_work_items_take_their_delays_in_sequence() -> None:
         await asyncio.gather(*waits)
         assert done == [10, 10, 17]
 
-    play(scenario)
+    run_in(scenario)
 
 
 def test_work_of_cancelled_waiter_still_runs_in_order() -> None:
@@ -65,7 +65,7 @@ def test_work_of_cancelled_waiter_still_runs_in_order() -> None:
         await offload(lambda: done.append("third"))
         assert done == ["first", "second", "third"]
 
-    play(scenario)
+    run_in(scenario)
 
 
 def test_nothing_runs_after_process_was_killed() -> None:
@@ -81,7 +81,7 @@ def test_nothing_runs_after_process_was_killed() -> None:
         await process.offload.close()
         assert done == ["first"]
 
-    play(scenario)
+    run_in(scenario)
 
 
 def test_close_ends_when_process_is_killed_meanwhile() -> None:
@@ -95,7 +95,7 @@ def test_close_ends_when_process_is_killed_meanwhile() -> None:
         assert wait.cancelled()
         assert not done
 
-    play(scenario)
+    run_in(scenario)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -114,7 +114,7 @@ def test_work_that_kills_its_process_is_not_answered(fails: bool) -> None:
                 await one
         assert not done
 
-    play(scenario)
+    run_in(scenario)
 
 
 def test_failure_without_waiter_is_reported_to_loop() -> None:
@@ -129,7 +129,7 @@ def test_failure_without_waiter_is_reported_to_loop() -> None:
         asyncio.ensure_future(process.offload(fail)).cancel()
         await process.offload.close()
 
-    play(scenario)
+    run_in(scenario)
     assert [str(context["exception"]) for context in contexts] == ["disk gone"]
 
 
@@ -138,7 +138,7 @@ def test_stop_iteration_is_raised_as_runtime_error() -> None:
         with pytest.raises(RuntimeError, match="StopIteration"):
             await Process().offload(lambda: next(iter(())))
 
-    play(scenario)
+    run_in(scenario)
 
 
 def test_close_may_be_called_concurrently_and_again() -> None:
@@ -150,7 +150,7 @@ def test_close_may_be_called_concurrently_and_again() -> None:
         await wait
         await process.offload.close()
 
-    play(scenario)
+    run_in(scenario)
 
 
 def test_negative_delay_raises() -> None:
@@ -158,4 +158,4 @@ def test_negative_delay_raises() -> None:
         with pytest.raises(ValueError, match="returned -5"):
             await Process(-5).offload(lambda: None)
 
-    play(scenario)
+    run_in(scenario)
