@@ -65,7 +65,7 @@ def test_arguments_environment_directory_and_ports_match_manifest() -> None:
         assert found.status.result == "ok"
         values = lines(output)
         assert values[0] == repr(["$HOME", "; rm -rf /", "blue", "$(COLOUR)", "a b"]), (
-            "no shell sees it, and $(NAME) stands for one"
+            "no shell expands it, and $(NAME) is substituted"
         )
         assert Path(values[1]) == agent.directory.work / f"{found.metadata.uid}.1"
         assert values[2] == "blue"
@@ -261,7 +261,8 @@ def test_work_of_two_tenants_cannot_see_each_other_without_sandbox() -> None:
         await until(lambda: bool(lines(log)))
         pid = lines(log)[0]
         work_dir = next(agent.directory.work.iterdir())
-        script = f"cat /proc/{pid}/environ /proc/{pid}/cwd/kept {work_dir}/kept; ls {work_dir}; kill -0 {pid} && echo reached; echo end"
+        script = f"cat /proc/{pid}/environ /proc/{pid}/cwd/kept {work_dir}/kept; ls {work_dir}; "
+        script += f"kill -0 {pid} && echo reached; echo end"
         made = Template(command=shell(script), resources=Amount.parse({"cpu": "10m", "memory": "32Mi"}))
         spy = WorkloadSpec(type="job", retries=0, template=made)
         await scope.apply(Workload(metadata=Metadata(name="job", tenant="spy"), spec=spy))
