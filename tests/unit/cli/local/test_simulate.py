@@ -32,7 +32,7 @@ from remit.simulate.seed_runner import SeedResult, SeedTask
 from remit.simulate.shrink import save, shrink
 from remit.simulate.simulation import RunResult
 from remit.simulate.simulation import simulate as simulated
-from tests.unit.simulate.fake_runs import pretended
+from tests.unit.simulate.fake_runs import fake_result
 
 SHORT = ("--until", "20s")
 SOME = "exclusive_device_has_one_owner"
@@ -327,7 +327,7 @@ def run_in_shell(*arguments: str, redirected: str) -> subprocess.CompletedProces
 def test_json_lines_are_in_the_order_of_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     def backwards(tasks: Iterable[SeedTask], _: int) -> Iterator[SeedResult]:
         for task in reversed(list(tasks)):
-            yield SeedResult(task, pretended(task.seed), 0.0)
+            yield SeedResult(task, fake_result(task.seed), 0.0)
 
     monkeypatch.setattr("remit.simulate.seed_runner.run_seeds", backwards)
     lines = simulate("calm", "--json", "--seeds", "8-12").stdout.splitlines()

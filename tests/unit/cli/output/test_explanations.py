@@ -18,7 +18,7 @@ from remit.proposal.explain.subjects import RecordedHistory, explain_replica, ex
 from remit.proposal.placement.plugins import BUILTIN_FILTERS
 from tests.properties.authority_world import workload
 from tests.unit.proposal.cluster_fixtures import RULES, Cluster
-from tests.unit.proposal.explain.test_pending import CASES, full, outranked, three
+from tests.unit.proposal.explain.test_pending import CASES, full, outranked, three_nodes
 
 WALL = "2026-01-01T00:10:00.000Z"
 AT = {1: "2026-01-01T00:05:48.000Z"}
@@ -27,7 +27,7 @@ AT = {1: "2026-01-01T00:05:48.000Z"}
 def replica_text(
     cluster: Cluster, name: str, records: RecordedHistory = RecordedHistory(at=AT), *, node: str = "", width: int = 100
 ) -> str:
-    row = cluster.things[f"replica/t1/{name}"]
+    row = cluster.objects[f"replica/t1/{name}"]
     assert isinstance(row, Replica)
     explanation = explain_replica(cluster.view(), row, 1, records, RULES, node)
     out = io.StringIO()
@@ -38,7 +38,7 @@ def replica_text(
 def workload_text(
     cluster: Cluster, name: str = "w", records: RecordedHistory = RecordedHistory(at=AT), *, width: int = 100
 ) -> str:
-    declared = cluster.things.get(f"workload/t1/{name}")
+    declared = cluster.objects.get(f"workload/t1/{name}")
     assert declared is None or isinstance(declared, Workload)
     explanation = explain_workload(cluster.view(), declared, "t1", name, records, RULES)
     out = io.StringIO()
@@ -72,18 +72,18 @@ def test_every_remedy_is_described_in_words() -> None:
 
 
 def test_serving_workload_has_no_limit() -> None:
-    cluster = three().work(workload("w", replicas=2), 0, on=("n1", "n2"), phase=Phase.SERVING)
+    cluster = three_nodes().work(workload("w", replicas=2), 0, on=("n1", "n2"), phase=Phase.SERVING)
     text = workload_text(cluster)
     assert "serving 2 of 2 desired" in text
     assert "limited by:   nothing" in text
 
 
 def test_missing_and_starting_replicas_are_the_limit() -> None:
-    cluster = three().work(workload("w", replicas=4), 0, on=("n1", "n2"), phase=Phase.STARTING)
+    cluster = three_nodes().work(workload("w", replicas=4), 0, on=("n1", "n2"), phase=Phase.STARTING)
     text = workload_text(cluster)
     assert "starting 2 of 4 desired; 2 not created yet" in text
     assert "replicas that are not created yet" in text
-    under_way = three().work(workload("w", replicas=2), 0, on=("n1", "n2"), phase=Phase.STARTING)
+    under_way = three_nodes().work(workload("w", replicas=2), 0, on=("n1", "n2"), phase=Phase.STARTING)
     assert "limited by:   starting may last" in workload_text(under_way)
 
 
@@ -98,7 +98,7 @@ def test_missing_and_starting_replicas_are_the_limit() -> None:
     ],
 )
 def test_conditions_of_controllers_are_the_limit(type_: str, status: Any, reason: str, message: str, expected: str) -> None:
-    cluster = three()
+    cluster = three_nodes()
     declared = workload("w", replicas=2, type_="service" if type_ == "Progressing" else "job")
     condition = Condition(
         type=type_, status=status, reason=reason, message=message, observed_generation=declared.metadata.generation
@@ -118,13 +118,13 @@ def test_conditions_of_controllers_are_the_limit(type_: str, status: Any, reason
 def test_finished_job_replicas_leave_the_rest_missing_in_explanations() -> None:
     """As while no controllers run."""
     declared = workload("w", replicas=2, type_="job", completions=5)
-    cluster = three().work(declared, 0, on=("n1", "n2"), phase=Phase.FINISHED, result="ok")
+    cluster = three_nodes().work(declared, 0, on=("n1", "n2"), phase=Phase.FINISHED, result="ok")
     explanation = explain_workload(cluster.view(), declared, "t1", "w", RecordedHistory(at=AT), RULES)
     assert (explanation.wanted, explanation.missing, explanation.limit) == (5, 2, "missing")
 
 
 def test_expired_decision_is_reported_as_not_stored() -> None:
-    text = replica_text(three().work(workload("w"), 0, on=("n1",)), "w-0")
+    text = replica_text(three_nodes().work(workload("w"), 0, on=("n1",)), "w-0")
     assert "the decision is no longer stored" in text
 
 
@@ -141,7 +141,10 @@ def test_stored_decision_is_printed_with_attempts_and_verdict() -> None:
         HistoryEntry(9, AT[1], "authority", "bind accepted"),
     ]
     text = replica_text(
-        three().work(workload("w"), 0, on=("n1",)), "w-0", RecordedHistory([(9, decision)], answers, {9: AT[1]}), node="n2"
+        three_nodes().work(workload("w"), 0, on=("n1",)),
+        "w-0",
+        RecordedHistory([(9, decision)], answers, {9: AT[1]}),
+        node="n2",
     )
     assert "the best of 2 nodes that fit" in text
     assert "nodes 3 -> labels match 2" in text
@@ -154,7 +157,7 @@ def test_stored_decision_is_printed_with_attempts_and_verdict() -> None:
 
 def test_reservation_lists_victims_not_released_yet() -> None:
     cluster = outranked()
-    low = cluster.things["replica/t1/low-0"]
+    low = cluster.objects["replica/t1/low-0"]
     assert isinstance(low, Replica)
     declared = workload("w", "2", priority="high")
     victims = {"replica/t1/low-0": f"{low.metadata.uid}/1", "replica/t1/gone-1": "u/1"}
@@ -166,7 +169,7 @@ def test_reservation_lists_victims_not_released_yet() -> None:
 def test_preemption_victims_are_named() -> None:
     cluster = outranked().work(workload("w", "2", priority="high"), priority=100)
     assert "t1/low-0 (priority 0) on n1, in the scheduler's next cycle" in replica_text(cluster, "w-0")
-    assert NOT_POSSIBLE["priority"] in replica_text(full(three()).work(workload("w", "2")), "w-0")
+    assert NOT_POSSIBLE["priority"] in replica_text(full(three_nodes()).work(workload("w", "2")), "w-0")
 
 
 def test_unknown_or_future_times_have_no_age() -> None:
