@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.http_link import ScopeConnection, connect
@@ -379,7 +379,40 @@ def build_controllers(
     )
 
 
-# -- components that run as processes of their own --------------------------------------------------------------------------
+# -- schedulers and controllers ---------------------------------------------------------------------------------------------
+
+
+class ComponentConnection(Protocol):
+    """How a scheduler or the controllers reach a scope: over HTTP (`ScopeConnection`), or in the server's own process
+    (`LocalConnection`).
+    """
+
+    @property
+    def world(self) -> World: ...
+
+    @property
+    def store(self) -> Store:
+        """The scope's rows, for lists and watches."""
+        ...
+
+    def client_for(self, actor: Actor, /) -> AuthorityClient:
+        """Return a client for one actor, with its own retry budget."""
+        ...
+
+
+class LocalConnection:
+    """Reaches the authority of a server in the same process, without HTTP. Refused claims are audited as over HTTP."""
+
+    def __init__(self, server: ApiServer, world: World) -> None:
+        self.world = world
+        self.store: Store = server.context.store
+        self._server = server
+
+    def client_for(self, actor: Actor, /) -> AuthorityClient:
+        from remit.serve.components.refusal_audit import AuditedEndpoint
+
+        name, context = self._server.parts.standby.name, self._server.context
+        return AuthorityClient({name: AuditedEndpoint(context.standby, context.audit, context.clock, actor)}, actor, self.world)
 
 
 def component_name(role: str) -> str:
@@ -401,14 +434,14 @@ async def component_world(
 
 
 async def run_scheduler(
-    connection: ScopeConnection,
+    connection: ComponentConnection,
     *,
     name: str,
     heartbeat_ms: int,
     on_failure: Callable[[RetriesExhausted], None] | None = None,
     metrics: MetricsRegistry | None = None,
 ) -> None:
-    """Run a scheduler over HTTP, for ever. Its metrics are added to `metrics`."""
+    """Run a scheduler, for ever. Its metrics are added to `metrics`."""
     timing, store = Timing(heartbeat_ms), connection.store
     client = connection.client_for(Actor(name, Role.SCHEDULER))
     scheduler_timing = SchedulerTiming(lease_ms=timing.lease_ms, idle_ms=5 * heartbeat_ms)
@@ -431,14 +464,14 @@ async def run_scheduler(
 
 
 async def run_controllers(
-    connection: ScopeConnection,
+    connection: ComponentConnection,
     *,
     name: str,
     heartbeat_ms: int,
     on_failure: Callable[[RetriesExhausted], None] | None = None,
     metrics: MetricsRegistry | None = None,
 ) -> None:
-    """Run all controllers over HTTP, for ever. Their metrics are added to `metrics`."""
+    """Run all controllers, for ever. Their metrics are added to `metrics`."""
     store, timing = connection.store, LoopTiming(heartbeat_ms)
     tune_interpreter()
     controllers = build_controllers(

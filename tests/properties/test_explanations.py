@@ -125,7 +125,7 @@ def test_the_reason_is_the_scheduler_s__and_each_suggestion_is_enough_and_less_i
         assert never is (told.verdict == "never")
     for unblock in told.unblocks:
         note(str(unblock))
-        after = cluster.done(unblock)
+        after = cluster.with_remedy(unblock)
         assert after.bound() >= want, after.scheduled()
         for less in smaller(unblock):
-            assert cluster.done(less).bound() < want, less
+            assert cluster.with_remedy(less).bound() < want, less

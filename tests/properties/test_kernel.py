@@ -22,7 +22,7 @@ from tests.properties.test_fit import ask_of
 from tests.unit.law.fit_oracle import Scene, Work
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
 from tests.unit.law.strategies import GROUPS, nodes_left, scenes, works
-from tests.unit.proposal.placement.fragmentation_oracle import Slow
+from tests.unit.proposal.placement.fragmentation_oracle import ReferenceScore
 
 FRAGMENTATION = "fragmentation"
 PROFILES: dict[str, tuple[Score, ...]] = {
@@ -44,7 +44,7 @@ class Plain:
         self, left: Sequence[NodeFree], standing: Sequence[tuple[fit.Requirements, int]], profile: Sequence[Score]
     ) -> None:
         self.left, self.standing, self.profile = list(left), list(standing), profile
-        self.slow: Slow | None = None
+        self.slow: ReferenceScore | None = None
         """Where the fragmentation score counts: then in place of all that is not static."""
 
     def place(self, ask: fit.Requirements) -> int:
@@ -127,7 +127,7 @@ class Learnt:
         self.made.update_weights()
         if plain is not None and self.columns.whole_devices and (plain.slow is None or self.made.score.epoch() != before):
             worths = {kind: found.tolist() for kind, found in self.made._worths.items()}
-            plain.slow = Slow(self.made.demand.frequent_shapes(SHAPES_WEIGHED_MAX), worths, plain.left)
+            plain.slow = ReferenceScore(self.made.demand.frequent_shapes(SHAPES_WEIGHED_MAX), worths, plain.left)
 
 
 def kernel_of(

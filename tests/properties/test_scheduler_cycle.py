@@ -52,7 +52,7 @@ from tests.properties.test_scheduler_view import listed
 from tests.unit.commitment.authority_fixture import moving
 from tests.unit.law import fit_oracle as oracle
 from tests.unit.law.fit_oracle import Scene, Work
-from tests.unit.proposal.scheduler_fixture import Mind, quota, rank
+from tests.unit.proposal.scheduler_fixture import CycleFixture, quota, rank
 
 NUMBER = st.integers(0, 63)
 SPREAD = Placement(topology_spread=(Spread(topology_key="zone"),))
@@ -91,7 +91,7 @@ class MindMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.scope = self.do(furnished(nodes=[node("n1", gpus=1), node("n2", zone="b"), node("n3", "2", zone="b")]))
-        self.mind = Mind(self.scope, limit=4)
+        self.mind = CycleFixture(self.scope, limit=4)
         self.works: dict[tuple[str, str], Workload] = {}
         self.under_way: list[Proposal] = []
         self.answers: list[tuple[Proposal, list[Verdict]]] = []
@@ -99,8 +99,8 @@ class MindMachine(RuleBasedStateMachine):
         """What was claimed and refused, and the revision that must be seen before it may be claimed again."""
         self.born = 0
         self.do(rank(self.scope, "meek", 50, preempts=False))
-        self.do(self.mind.see())
-        self.mind.hear()
+        self.do(self.mind.sync())
+        self.mind.notify()
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
@@ -180,8 +180,8 @@ class MindMachine(RuleBasedStateMachine):
         now: Node = self.scope.books.nodes[name].node
         match n // 8 % 5:
             case 0 | 1:
-                turn = {"ready": NodeHealth.SUSPECT, "suspect": NodeHealth.READY}[str(now.status.health)]
-                self.ask(self.scope.actors["node-lifecycle"], Mark(name, self.scope.at(f"node/{name}"), turn))
+                run_cycle = {"ready": NodeHealth.SUSPECT, "suspect": NodeHealth.READY}[str(now.status.health)]
+                self.ask(self.scope.actors["node-lifecycle"], Mark(name, self.scope.at(f"node/{name}"), run_cycle))
             case 2:
                 spec = replace(now.spec, unschedulable=not now.spec.unschedulable)
                 self.ask(OPERATOR, Apply(Node(metadata=Metadata(name=name), spec=spec)))
@@ -230,7 +230,7 @@ class MindMachine(RuleBasedStateMachine):
         if whole:
             self.do(listed(self.mind.view, self.scope.store.inner))
         else:
-            self.do(self.mind.see())
+            self.do(self.mind.sync())
 
     @rule(limit=st.sampled_from([1, 3, 8, 100]))
     @precondition(lambda self: len(self.under_way) < 3)
@@ -261,7 +261,7 @@ class MindMachine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.under_way)
     def it_was_never_heard(self) -> None:
-        self.mind.unanswered(self.under_way.pop(0))
+        self.mind.deliver_no_answer(self.under_way.pop(0))
 
     @rule(n=NUMBER, m=NUMBER, lag_ms=st.sampled_from([0, 300, 5_000]))
     @precondition(lambda self: len(self.under_way) < 3)
@@ -305,18 +305,18 @@ class MindMachine(RuleBasedStateMachine):
     @rule()
     def its_term_ends(self) -> None:
         """What it has asked is answered yet, to one who is not in office."""
-        self.mind.deposed()
+        self.mind.depose()
         self.blind.clear()
 
     @rule()
     def it_begins_from_nothing(self) -> None:
         self.mind.view._reset()
-        self.do(self.mind.see())
+        self.do(self.mind.sync())
         self.blind.clear()
 
     def _learn(self, made: Proposal, verdicts: list[Verdict]) -> None:
         refused = {repr(c): v.revision for c, v in zip(made.claims, verdicts, strict=True) if isinstance(v, Refused)}
-        if self.mind.learn(made, verdicts):
+        if self.mind.deliver(made, verdicts):
             self.blind |= refused
 
     def _not_blind(self, made: Proposal) -> None:
@@ -341,7 +341,7 @@ class MindMachine(RuleBasedStateMachine):
         mind = self.mind
         if mind.view.head is None:
             return
-        mind.hear()
+        mind.notify()
         backlog, view = mind.cycle.backlog, mind.view
         members = [cast(int, slot) for line in backlog.queues() for slot in (*line.members(), *line._in_flight)]
         assert sorted(members) == view.replicas.pending()

@@ -22,6 +22,8 @@ from remit.cli.interrupts import persistent_interrupts
 from remit.model.problems import closest_name, did_you_mean, escaped, quoted
 
 STDERR = 2
+SERVER_OPTIONS = ("--server", "--context", "--token-file", "--ca-file", "--tenant", "-t", "-n", "-A")
+"""Options of commands that are often written before the command."""
 AGAIN_S = 0.001
 
 
@@ -151,7 +153,14 @@ class Commands(click.Group):
 
     def make_context(self, *words: Any, **more: Any) -> click.Context:
         with _exit_code_of_interrupts():
-            return super().make_context(*words, **more)
+            try:
+                return super().make_context(*words, **more)
+            except click.NoSuchOption as error:
+                if error.option_name in SERVER_OPTIONS:
+                    raise click.UsageError(
+                        f"{error.option_name} belongs after the command: remit COMMAND {error.option_name} ...", error.ctx
+                    ) from error
+                raise
 
     def invoke(self, ctx: click.Context) -> Any:
         with _exit_code_of_interrupts():

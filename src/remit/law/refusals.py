@@ -45,7 +45,7 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.PHASE: Refusal("the transition is not possible from the present phase", "read again, then decide again"),
     Code.ATTEMPT: Refusal("the claim names another attempt than the current one", "stop that attempt; read again", never=True),
     Code.IN_USE: Refusal("other objects still depend on it", "drain or delete what depends on it"),
-    Code.DELETING: Refusal("the object is being deleted", "wait until it is gone"),
+    Code.DELETING: Refusal("the object is being deleted", "wait until it is deleted"),
     Code.WAIT: Refusal("the phase has not reached its timeout", "wait until the timeout"),
     Code.FENCE: Refusal("the old attempt may still run", "wait until the fence has passed"),
     Code.NODE_UNREADY: Refusal("the node is not ready for new work", "node ready"),

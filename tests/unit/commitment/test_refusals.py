@@ -201,8 +201,13 @@ async def test_a_declaration_names_what_there_is_and_what_can_be(scope: Scope) -
     same = node("n9")
     wrong: list[tuple[Any, AnyClaim, Code, str]] = [
         (OPERATOR, Apply(own), Code.INVALID, "a Lease is a record of the authority and cannot be declared"),
-        (USER, Apply(workload("w", owner="")), Code.INVALID, "metadata.tenant: is missing: a Workload belongs to a tenant"),
-        (OPERATOR, Apply(replace(same, metadata=Metadata(name="n9", tenant="t1"))), Code.INVALID, "belongs to no tenant"),
+        (USER, Apply(workload("w", owner="")), Code.INVALID, "metadata.tenant: is required for a Workload"),
+        (
+            OPERATOR,
+            Apply(replace(same, metadata=Metadata(name="n9", tenant="t1"))),
+            Code.INVALID,
+            "does not belong to a tenant",
+        ),
         (USER, Apply(workload("w", owner="t9")), Code.NOT_FOUND, "tenant t9 does not exist"),
         (USER, Apply(workload("w", priority="none")), Code.NOT_FOUND, "spec.priorityClass: "),
         (USER, Apply(workload("w"), expect=7), Code.NOT_FOUND, "no longer exists"),

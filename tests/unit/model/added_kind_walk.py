@@ -20,10 +20,8 @@ from remit.model.objects import decode
 from remit.observation.reflector import Reflector
 from remit.observation.watch_cache import WatchCache
 from remit.store.protocol import Store
-from tests.properties.authority_world import OPERATOR, USER, Scope
-from tests.properties.authority_world import story as authority_story
-from tests.unit.serve.in_memory_server import Api, world_of
-from tests.unit.serve.in_memory_server import story as server_story
+from tests.properties.authority_world import OPERATOR, USER, Scope, story
+from tests.unit.serve.in_memory_server import Api, http_test, world_of
 
 EXAMPLE = BY_KIND["Announcement"].example
 REGION = {"apiVersion": "remit/v1", "kind": "Region", "metadata": {"name": "eu"}, "spec": {"zones": ["eu-a"]}}
@@ -50,7 +48,7 @@ def check_schema_and_columns() -> None:
     assert (shown["NAME"], shown["REGION"], shown["TEXT"]) == ("maintenance", "eu", "maintenance on Sunday")
 
 
-@server_story
+@http_test
 async def check_api(api: Api) -> None:
     """The objects come in the order of references, whatever order they are sent in."""
     applied = await api.must("POST", "/v1/apply", [EXAMPLE, REGION])
@@ -79,7 +77,7 @@ async def listed(api: Api, store: Store) -> set[str]:
     return set(cache.rows)
 
 
-@authority_story
+@story
 async def check_authority(scope: Scope) -> None:
     announcement = manifest(EXAMPLE)
     assert await scope.refused(USER, Apply(announcement)) is Code.ROLE

@@ -124,4 +124,4 @@ def test_the_deadline_is_not_the_writers() -> None:
     assert (problem.path, problem.message) == ("status", "is set by Remit")
     tenanted = text.replace("{name: thing}", "{name: thing, tenant: t}")
     (problem,) = read(tenanted.encode(), "f.yaml").problems
-    assert problem.message == "an Override belongs to no tenant"
+    assert problem.message == "an Override does not belong to a tenant"

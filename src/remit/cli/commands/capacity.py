@@ -15,7 +15,7 @@ import click
 
 from remit.cli.main import examples
 from remit.cli.session.contexts import ServerFlags
-from remit.model.problems import escaped, one_of
+from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +156,7 @@ def _workload(name: str) -> Workload:
 
     found = [obj for obj in _read(name) if isinstance(obj, Workload)]
     if len(found) != 1:
-        names = f": {one_of(obj.metadata.name for obj in found)}" if found else ""
+        names = f": {', '.join(obj.metadata.name for obj in found)}" if found else ""
         raise OfflineStoreError(f"{escaped(name)} declares {len(found)} workloads{names}; give a file with exactly one")
     return found[0]
 

@@ -202,11 +202,10 @@ async def _up(options: UpOptions) -> None:
 
 
 async def _run(options: UpOptions, world: World) -> None:
-    from remit.assembly import api_server, run_controllers, run_scheduler
+    from remit.assembly import LocalConnection, api_server, run_controllers, run_scheduler
     from remit.cli.local.server import print_admin_token
     from remit.cli.session.token_files import read_or_create_token
     from remit.client.api import Api
-    from remit.client.http_link import connect
     from remit.law.timing import Timing
 
     report = ErrorReporter(options.logging.of("remit", world.clock))
@@ -216,9 +215,8 @@ async def _run(options: UpOptions, world: World) -> None:
             options.server, world, scope=SCOPE, name=SCOPE, listen=_listen_address(options), token=token,
             timing=Timing(options.beat_ms), report_bug=report.bug, log=report.log, tls_options=options.secured, report=report,
         ))  # fmt: skip
-        tokens, trust = await _ensure_tokens(options, server.context), server.trust
-        scheduling = await open_.enter_async_context(connect([server.url], tokens["scheduler"], world, trust=trust))
-        correcting = await open_.enter_async_context(connect([server.url], tokens["controllers"], world, trust=trust))
+        await _ensure_agent_token(options, server.context)
+        connection = LocalConnection(server, world)
         if new:
             print_admin_token(token)
         supervisor = AgentSupervisor(options, server, world, report)
@@ -226,12 +224,12 @@ async def _run(options: UpOptions, world: World) -> None:
             async with asyncio.TaskGroup() as group:
                 beat_ms, metrics = options.beat_ms, server.context.metrics
                 group.create_task(
-                    run_scheduler(scheduling, name="scheduler", heartbeat_ms=beat_ms, on_failure=report, metrics=metrics)
+                    run_scheduler(connection, name="scheduler", heartbeat_ms=beat_ms, on_failure=report, metrics=metrics)
                 )
                 group.create_task(
-                    run_controllers(correcting, name="controllers", heartbeat_ms=beat_ms, on_failure=report, metrics=metrics)
+                    run_controllers(connection, name="controllers", heartbeat_ms=beat_ms, on_failure=report, metrics=metrics)
                 )
-                async with Api(server.url, token, tenant=TENANT, trust=trust) as api:
+                async with Api(server.url, token, tenant=TENANT, trust=server.trust) as api:
                     await _bootstrap(api, options.regions)
                     if options.nodes:
                         group.create_task(supervisor.watch_over())
@@ -242,25 +240,21 @@ async def _run(options: UpOptions, world: World) -> None:
             await supervisor.end()
 
 
-async def _ensure_tokens(options: UpOptions, server_context: ServerContext) -> dict[str, str]:
-    """Return a token for each component that this process starts, each limited to the component's role."""
+async def _ensure_agent_token(options: UpOptions, server_context: ServerContext) -> None:
+    """Create the token of the local agent, and over TLS its certificate. The scheduler and the controllers need none: they
+    run in the server's process.
+    """
     from remit.cli.local.agent_options import NodeOptions
     from remit.cli.session.token_files import ensure_component_token
 
     inventory = await server_context.world.offload(server_context.world.host.inventory)
     nodes = NodeOptions(nodes=options.nodes).names(inventory) if options.nodes else []
-    tokens: dict[str, str] = {}
-    for role in ("scheduler", "controllers"):
-        tokens[role] = await ensure_component_token(options.tokens / role, server_context, role, subject=role)
-    if nodes:
-        tokens[AGENT_DIRECTORY] = await ensure_component_token(
-            options.tokens / AGENT_DIRECTORY, server_context, "agent", subject=f"agent of {nodes[0]}", nodes=nodes
-        )
-        if server_context.tls is not None:
-            await server_context.world.offload(
-                lambda: _enroll_local_agent(options, server_context, tokens[AGENT_DIRECTORY], nodes)
-            )
-    return tokens
+    if not nodes:
+        return
+    file = options.tokens / AGENT_DIRECTORY
+    token = await ensure_component_token(file, server_context, "agent", subject=f"agent of {nodes[0]}", nodes=nodes)
+    if server_context.tls is not None:
+        await server_context.world.offload(lambda: _enroll_local_agent(options, server_context, token, nodes))
 
 
 def _enroll_local_agent(options: UpOptions, server_context: ServerContext, token: str, nodes: list[str]) -> None:

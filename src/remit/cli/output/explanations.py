@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from remit.cli.output.console import BAD
+from remit.cli.session.workload_progress import PHASE_DETAILS
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code
@@ -39,7 +40,7 @@ from remit.proposal.explain.result_types import (
 from remit.proposal.queue.backlog import RETRY_MS_MAX
 
 PASSED_LABELS: Final = {
-    "ready": "ready",
+    "node-health": "ready",
     "takes-work": "schedulable",
     "place": "placement matches",
     "policy": "policy allows",
@@ -51,7 +52,7 @@ PASSED_LABELS: Final = {
     "spread": "spread kept",
     "affinity": "affinity met",
     "anti-affinity": "anti-affinity met",
-    "shunned": "peers' anti-affinity met",
+    "shunned": "others' anti-affinity met",
     "overrides": "no override",
 }
 """By filter name: the label of the nodes that passed it, in the funnel line."""
@@ -76,7 +77,7 @@ NOT_POSSIBLE: Final = {
     "class": "its priority class does not preempt",
     "gang": "gangs do not preempt",
     "quota": "quota is exhausted, so freed capacity would not help",
-    "place": "no node is rejected only for lack of capacity",
+    "place": "preemption would not help: no schedulable node matches its constraints and is large enough",
     "protected": "minAvailable protects the replicas that would have to be evicted",
     "little": "it would not fit even if all lower-priority replicas were evicted",
     "most": "the search stopped at its limit",
@@ -204,6 +205,17 @@ def format_clock(at: str) -> str:
     return at[11:19] if len(at) > 19 else at
 
 
+UNBLOCKED_BY: Final = {
+    "node": "a change of nodes",
+    "room": "freed capacity",
+    "peers": "a placement of the same tenant",
+    "policy": "a policy change",
+    "override": "the end of an override",
+    "quota": "freed or raised quota",
+    "workload": "a change of the workload",
+    "time": "the passing of time",
+}
+"""By unblock event: text for the line `next attempt`."""
 INDENT: Final = 14
 HISTORY_SHOWN: Final = 12
 STYLES: Final = {"now": "green", "not-now": "yellow", "never": "red"}
@@ -257,7 +269,7 @@ def _format_limit(limit: str, detail: str) -> str:
         return f"{limit}: {detail}"
     if limit == "missing":
         return "replicas that are not created yet; the workload controller creates them"
-    return _format_phase(Phase(limit))
+    return f"{_format_phase(Phase(limit))}; {PHASE_DETAILS.get(limit, 'not ready yet')}"
 
 
 def _format_phase(phase: Phase) -> str:
@@ -340,14 +352,14 @@ def _format_rank(explanation: ReplicaExplanation, chosen: PlacementExplanation) 
 def _verdicts(console: Console, history: Sequence[HistoryEntry], chosen: PlacementExplanation, wall: str) -> None:
     """Print the verdict on the placement, and the number of earlier attempts."""
     verdicts = [entry for entry in history if entry.by == "authority"]
-    accepted = next((entry for entry in reversed(verdicts) if "accepted" in entry.said), None)
+    accepted = next((entry for entry in reversed(verdicts) if "bind" in entry.said and "accepted" in entry.said), None)
     if accepted is not None:
         age = format_age(chosen.at, wall)
         line(console, "verdict", f"{accepted.said} at revision {accepted.revision}" + (f", {age} ago" if age else ""))
     refused = [entry for entry in verdicts if entry.reason]
     pending = [entry for entry in history if entry.by == "scheduler" and entry.said == "waiting"]
-    counts = f"refused {many(len(refused), 'time')}, pending {many(len(pending), 'time')} before"
-    line(console, "attempts", f"attempt {chosen.attempt}; {counts}{_reasons([*refused, *pending])}")
+    earlier = f"refused {many(len(refused), 'time')}, pending {many(len(pending), 'time')} before" if refused or pending else ""
+    line(console, "attempts", f"attempt {chosen.attempt}; {earlier or 'placed at once'}{_reasons([*refused, *pending])}")
 
 
 def _reasons(explanation: Sequence[HistoryEntry]) -> str:
@@ -422,7 +434,7 @@ def _next_attempt(waits: PendingExplanation, history: Sequence[HistoryEntry], wa
     """When the next attempt is due: at most RETRY_MS_MAX after the last one, or earlier after an unblock event. The times come
     from wall clocks.
     """
-    earlier = f"earlier when this changes: {', '.join(waits.cures)} ({waits.cure})"
+    earlier = f"earlier after: {', '.join(UNBLOCKED_BY.get(event, event) for event in waits.cures)}"
     last = next((entry for entry in reversed(history) if entry.by == "scheduler" and entry.at), None)
     if last is None:
         return f"at most {format_duration(RETRY_MS_MAX)} after its last attempt, which is no longer recorded; {earlier}"

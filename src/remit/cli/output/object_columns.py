@@ -156,6 +156,8 @@ def _node(node: Node, row_context: RowContext) -> Cells:
 def node_reason(node: Node) -> str:
     """Explain the state of a node: the reason of its health unless it is ready, and the state of its drain."""
     parts = [node.status.reason] if node.status.health is not NodeHealth.READY and node.status.reason else []
+    if node.status.health is NodeHealth.JOINING and not parts:
+        parts.append("no agent has reported for this node yet")
     drained = condition_of(node.status.conditions, "Drained")
     if node.spec.draining and drained is not None:
         parts.append(f"{_DRAIN_STATES.get(drained.reason, drained.reason)}{': ' if drained.message else ''}{drained.message}")

@@ -178,7 +178,7 @@ def print_problem_answer(about: str, problem: ProblemAnswer | None) -> None:
 def command_error(error: ApiError, about: str = "") -> CommandError:
     """Format an error response with all problems in it."""
     detail = error.detail or error.code or str(error)
-    if error.field and not error.problems and not detail.startswith(f"{error.field}: "):
+    if error.field not in ("", "name") and not error.problems and not detail.startswith(f"{error.field}: "):
         detail = f"{error.field}: {detail}"
     message = f"{about}: {detail}" if about else detail
     if error.status == UNAUTHENTICATED:

@@ -101,7 +101,7 @@ def _timeout_error(statuses: dict[str, GoalStatus], timeout_ms: int) -> CommandE
     unmet = {name: one for name, one in statuses.items() if not one.reached}
     unplaced = [name for name, one in unmet.items() if not one.placed]
     lines = [escaped(f"{name}: {one.line}") for name, one in list(unmet.items())[:LINES_MAX]]
-    message = f"not reached within {format_duration(timeout_ms)}\n  " + "\n  ".join(lines)
+    message = f"timed out after {format_duration(timeout_ms)}\n  " + "\n  ".join(lines)
     if unplaced:
         return UnplacedError(message, f"find out why: remit explain {unplaced[0]}")
     return CommandError(message, f"for details: remit describe {next(iter(unmet))}")
@@ -200,7 +200,7 @@ def workload_goal_status(
         return GoalStatus(False, text, failed="it is being deleted", fix=DELETED.fix)
     failed = condition_of(workload.status.conditions, "Failed")
     if failed is not None and failed.status == "True" and failed.observed_generation == workload.metadata.generation:
-        return GoalStatus(False, text, failed=f"it failed: {failed.reason} {failed.message}".rstrip())
+        return GoalStatus(False, text, failed=f"failed ({failed.reason})" + (f": {failed.message}" if failed.message else ""))
     if _is_ready(workload, replicas, progress, must_complete):
         return GoalStatus(True, text)
     limit = ": ".join(part for part in (progress.limit, progress.detail if progress.limit else "") if part)

@@ -29,6 +29,16 @@ _TARGET_PHASES: Final = {
     "daemon": frozenset({P.READY, P.SERVING}),
 }
 _PLACED_PHASES: Final = frozenset({P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED})
+PHASE_DETAILS: Final = {
+    "reserved": "waiting until preempted replicas have stopped",
+    "bound": "waiting for the agent of the node",
+    "starting": "preparing the process",
+    "running": "not ready yet",
+    "ready": "waiting for the endpoints controller",
+    "unknown": "the node does not report",
+    "failed": "waiting to be retried or replaced",
+}
+"""What a replica waits for in a phase, if its status has no reason."""
 _OK: Final = "ok"
 _Limit = tuple[str, str, bool]
 _NO_LIMIT: Final[_Limit] = ("", "", False)
@@ -175,7 +185,7 @@ def _phase_limit(workload: Workload, replicas: Sequence[Replica], counts: Mappin
         return _NO_LIMIT
     phase = max(unready, key=lambda phase: unready[phase])
     reports = (replica.status.reason for replica in replicas if replica.status.phase is phase and replica.status.reason)
-    return phase.value, next(reports, "not ready yet" if phase is P.RUNNING else ""), False
+    return phase.value, next(reports, PHASE_DETAILS.get(phase.value, "")), False
 
 
 def _pending_limit(pending: Sequence[Replica], reasons: Mapping[tuple[str, str], PendingReason]) -> _Limit:

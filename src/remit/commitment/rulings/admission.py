@@ -60,7 +60,7 @@ def check_priority_classes(draft: Draft, policy: Policy) -> Refused | None:
             ("defaults.priorityClass", rule.defaults.priority_class),
         ):
             if priority_class and _priority_value(draft, priority_class) is None:
-                detail = f"spec.rules[{number}].{field}: priority class {priority_class} does not exist; declare it first"
+                detail = f"spec.rules[{number}].{field}: priority class {priority_class} does not exist"
                 return refuse(Code.INVALID, detail)
     return None
 

@@ -122,7 +122,7 @@ def _check_tenant(operation: Operation, tenant: str) -> Refused | None:
 def _check_tenant_exists(draft: Draft, tenant: str, *, new: bool) -> Refused | None:
     entry = draft.lookup(key_of("Tenant", tenant))
     if entry is None:
-        return refuse(Code.NOT_FOUND, f"metadata.tenant: tenant {tenant} does not exist; declare it first")
+        return refuse(Code.NOT_FOUND, f"metadata.tenant: tenant {tenant} does not exist")
     if new and entry[0].metadata.deleting:
         return refuse(Code.DELETING, f"metadata.tenant: tenant {tenant} is being deleted and accepts no new objects")
     return None

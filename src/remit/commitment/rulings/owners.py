@@ -36,7 +36,7 @@ def resolve_owners(draft: Draft, obj: AnyObject, before: Any) -> tuple[Owner, ..
         uid = _uid_of(draft, owner, meta.tenant)
         if uid is None or owner.uid not in ("", uid):
             which = f" with uid {owner.uid}" if owner.uid else ""
-            return refuse(Code.INVALID, f"metadata.owners: {owner.kind} {owner.name}{which} does not exist; declare it first")
+            return refuse(Code.INVALID, f"metadata.owners: {owner.kind} {owner.name}{which} does not exist")
         owners.append(replace(owner, uid=uid))
     return tuple(owners)
 

@@ -23,7 +23,7 @@ def check_token(draft: Draft, operation: Operation, token: Token, before: Token 
     """
     spec, name = token.spec, token.metadata.name
     if spec.tenant and draft.lookup(key_of("Tenant", spec.tenant)) is None:
-        return refuse(Code.NOT_FOUND, f"spec.tenant: tenant {spec.tenant} does not exist; declare it first")
+        return refuse(Code.NOT_FOUND, f"spec.tenant: tenant {spec.tenant} does not exist")
     if before is None:
         if len(draft.keys(_TOKENS)) >= TOKENS_MAX:
             return refuse(Code.LIMIT, f"the scope has reached its limit of {TOKENS_MAX} tokens; delete expired or revoked ones")

@@ -25,9 +25,7 @@ _ANYWHERE = Placement()
 def check_workload(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
     spec, meta = workload.spec, workload.metadata
     if spec.priority_class and draft.lookup(key_of("PriorityClass", spec.priority_class)) is None:
-        return refuse(
-            Code.NOT_FOUND, f"spec.priorityClass: priority class {spec.priority_class} does not exist; declare it first"
-        )
+        return refuse(Code.NOT_FOUND, f"spec.priorityClass: priority class {spec.priority_class} does not exist")
     # Only these fields can contain requirements that no node could ever satisfy.
     if spec.template.devices or spec.placement != _ANYWHERE:
         try:

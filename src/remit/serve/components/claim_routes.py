@@ -1,13 +1,12 @@
 """HTTP routes for claims and component messages.
 
-Message bodies are passed to the component service and back. Refused claims are audited here.
+Message bodies are passed to the component service and back. Refused claims are audited (refusal_audit.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,8 +21,9 @@ from remit.model.objects import dec_hook
 from remit.model.problems import escaped
 from remit.model.wire.api_types import AuditItem
 from remit.serve.auth.access_control import check_component_call, check_component_stream
+from remit.serve.components.refusal_audit import audit_refusal, audit_refusals
 from remit.serve.http.bodies import offload_if_large, parse_strict_json
-from remit.serve.http.replies import REFUSAL_STATUSES, ApiProblem, BytesResponse
+from remit.serve.http.replies import ApiProblem, BytesResponse
 from remit.serve.http.request_context import RequestContext
 from remit.serve.http.routes import MANY_BYTES_MAX, NDJSON, BodySpec, ResponseSpec, Route
 from remit.serve.http.streams import StreamResponse
@@ -52,7 +52,7 @@ async def claims(request: RequestContext, server: ServerContext) -> Response:
     _reject_secrets(body.operations)
     traced = [operation if operation.trace else replace(operation, trace=request.trace) for operation in body.operations]
     verdicts = tuple(await server.standby.submit(traced))
-    _audit_refusals(request, server, traced, verdicts)
+    audit_refusals(server.audit, _audited_call(request, server), traced, verdicts)
     return json_response(Verdicts(verdicts))
 
 
@@ -76,45 +76,27 @@ def _decode_operations(body: bytes) -> Operations:
 
 
 async def ask(request: RequestContext, server: ServerContext) -> Response:
-    reply = await server.component_service.request(request.body, request.principal, partial(_audit_refusals, request, server))
+    def audit_verdicts(operations: Sequence[Operation], verdicts: Sequence[Verdict]) -> None:
+        audit_refusals(server.audit, _audited_call(request, server), operations, verdicts)
+
+    reply = await server.component_service.request(request.body, request.principal, audit_verdicts)
     if reply.startswith(UNREADABLE_PREFIX):
-        _audit_refusal(request, server, "", Refused(Code.INVALID, reply[:1_000].decode(errors="replace")))
+        refused = Refused(Code.INVALID, reply[:1_000].decode(errors="replace"))
+        audit_refusal(server.audit, _audited_call(request, server), refused)
     return BytesResponse(reply)
 
 
-def _audit_refusals(
-    request: RequestContext, server: ServerContext, operations: Sequence[Operation], verdicts: Sequence[Verdict]
-) -> None:
-    """Audit refused claims: the HTTP request succeeds, so they would not be recorded otherwise. One entry per code, since a
-    batch may have thousands of refusals, most of them lost races.
-    """
-    if not any(type(verdict) is Refused for verdict in verdicts):
-        return
-    noted = set[Code]()
-    for operation, verdict in zip(operations, verdicts, strict=False):
-        if isinstance(verdict, Refused) and verdict.code not in noted:
-            noted.add(verdict.code)
-            _audit_refusal(request, server, f":{operation.claim.__struct_config__.tag}", verdict, operation)
-
-
-def _audit_refusal(
-    request: RequestContext, server: ServerContext, suffix: str, verdict: Refused, operation: Operation | None = None
-) -> None:
+def _audited_call(request: RequestContext, server: ServerContext) -> AuditItem:
     principal = request.principal
-    item = AuditItem(
+    return AuditItem(
         time=server.clock.wall(),
         subject=principal.subject,
         token=principal.token,
         role=principal.role,
-        action=f"{request.route.name}{suffix}",
+        action=request.route.name,
         target=f"POST {request.route.path}",
-        status=REFUSAL_STATUSES.get(verdict.code, 409),
-        code=verdict.code.value,
-        detail=escaped(verdict.detail),
-        operation="" if operation is None else escaped(operation.id[:128]),
-        trace=(operation.trace if operation is not None else "") or request.trace,
+        trace=request.trace,
     )
-    server.audit.record_refusal(item)
 
 
 async def follow(request: RequestContext, server: ServerContext) -> Response:
