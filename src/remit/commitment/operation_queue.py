@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from remit.client.endpoint import EndpointError, OutcomeUnknown
-from remit.model.claims import Actor, Operation, Role, Verdict
+from remit.model.claims import Actor, Operation, Verdict
+from remit.model.roles import PEOPLE
 
 
 class BatchLimits(NamedTuple):
@@ -23,7 +24,6 @@ class BatchLimits(NamedTuple):
 
 BATCH_LIMITS: Final = BatchLimits()
 
-HUMAN_ROLES: Final = frozenset({Role.USER, Role.OPERATOR})
 
 VerdictsFuture = asyncio.Future[list[Verdict]]
 
@@ -68,7 +68,7 @@ def lane_of(operations: Sequence[Operation]) -> str:
     """Return the lane of a submission: the components' lane, or the tenant's if the actor is a user or an operator."""
     # In-process callers may pass any object as an operation, so its attributes are not certain.
     actor = getattr(operations[0], "actor", None) if operations else None
-    return COMPONENT_LANE if not isinstance(actor, Actor) or actor.role not in HUMAN_ROLES else actor.tenant
+    return COMPONENT_LANE if not isinstance(actor, Actor) or actor.role not in PEOPLE else actor.tenant
 
 
 class OperationQueue:
