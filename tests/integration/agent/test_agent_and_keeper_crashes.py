@@ -228,7 +228,7 @@ def test_a_second_agent_on_a_directory_says_so_and_work_outlives_an_agent_that_w
         keeper, pids = agent.keeper_pid, [int(line.split()[0]) for line in lines(web)]
         agent.signal(signal.SIGTERM)
         assert agent.process.wait(10) == 0
-        assert "2 replicas run on" in agent.said()
+        assert "2 replicas and the keeper continue" in agent.said()
         assert not any(gone(pid) for pid in (*pids, keeper))
         kept = _keeps_something_in_memory(agent)
         done = await asyncio.to_thread(_remit, "keeper", "--end", "--data", str(agent.directory.root))
@@ -328,7 +328,7 @@ def test_a_token_that_is_wrong_and_a_beat_that_is_another_are_told_with_their_cu
     async def scene(scope: Scope) -> None:
         agent = scope.agent("--beat", "7s")
         assert await asyncio.to_thread(agent.process.wait, 10) == 1
-        assert "start it without --beat" in agent.said()
+        assert "leave out --beat" in agent.said()
         deep = scope.agent(data="d" * 100)
         assert await asyncio.to_thread(deep.process.wait, 10) == 1
         assert "use a shorter --data" in deep.said()
@@ -351,7 +351,7 @@ def test_work_of_an_agent_and_a_keeper_that_were_killed_can_be_ended_and_none_of
         kept = _keeps_something_in_memory(agent)
         done = await asyncio.to_thread(_remit, "keeper", "--end", "--data", str(agent.directory.root))
         assert done.returncode == 0, done.stderr
-        assert "what one has left behind has ended" in done.stdout
+        assert "replicas left by an earlier one are stopped" in done.stdout
         assert all(gone(pid) for pid in pids) and not kept.exists()
         again = _remit("keeper", "--end", "--data", str(agent.directory.root))
         assert again.stdout == f"no keeper runs on {agent.directory.root}\n"

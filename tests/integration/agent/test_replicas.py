@@ -286,6 +286,6 @@ def test_a_sandbox_lets_work_change_nothing_but_its_own_directory() -> None:
         assert said[0] == "y"
         assert int(said[1]) < 8, "it sees only its own processes"
         assert target.read_text() == "as it was"
-        assert "work is sandboxed" in agent.said()
+        assert "sandbox: bubblewrap" in agent.said()
 
     play(scene)
