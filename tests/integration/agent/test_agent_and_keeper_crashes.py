@@ -228,7 +228,7 @@ def test_second_agent_on_directory_exits_and_work_outlives_terminated_agent() ->
         keeper, pids = agent.keeper_pid, [int(line.split()[0]) for line in lines(web)]
         agent.signal(signal.SIGTERM)
         assert agent.process.wait(10) == 0
-        assert "2 replicas run on" in agent.log_text()
+        assert "2 replicas and the keeper continue" in agent.log_text()
         assert not any(gone(pid) for pid in (*pids, keeper))
         secret_dir = _put_secret_file(agent)
         done = await asyncio.to_thread(_remit, "keeper", "--end", "--data", str(agent.directory.root))
@@ -328,7 +328,7 @@ def test_wrong_token_or_heartbeat_is_reported_with_fix(tmp_path: Path) -> None:
     async def scenario(scope: Scope) -> None:
         agent = scope.agent("--beat", "7s")
         assert await asyncio.to_thread(agent.process.wait, 10) == 1
-        assert "start it without --beat" in agent.log_text()
+        assert "leave out --beat" in agent.log_text()
         deep = scope.agent(data="d" * 100)
         assert await asyncio.to_thread(deep.process.wait, 10) == 1
         assert "use a shorter --data" in deep.log_text()
@@ -351,7 +351,7 @@ def test_work_of_killed_agent_and_keeper_is_ended_by_command() -> None:
         secret_dir = _put_secret_file(agent)
         done = await asyncio.to_thread(_remit, "keeper", "--end", "--data", str(agent.directory.root))
         assert done.returncode == 0, done.stderr
-        assert "what one has left behind has ended" in done.stdout
+        assert "replicas left by an earlier one are stopped" in done.stdout
         assert all(gone(pid) for pid in pids) and not secret_dir.exists()
         again = _remit("keeper", "--end", "--data", str(agent.directory.root))
         assert again.stdout == f"no keeper runs on {agent.directory.root}\n"

@@ -289,6 +289,6 @@ def test_sandboxed_work_changes_only_its_own_directory() -> None:
         assert output[0] == "y"
         assert int(output[1]) < 8, "only its own processes are visible"
         assert target.read_text() == "as it was"
-        assert "work is sandboxed" in agent.log_text()
+        assert "sandbox: bubblewrap" in agent.log_text()
 
     run_scenario(scenario)
