@@ -168,5 +168,5 @@ def test_indexes_equal_those_of_fresh_list_after_any_changes(steps: list[Any], r
     fresh = WatchCache(FakeClock())
     apply_list(fresh, table.revision, *(Row(one.key, one.value, one.revision) for one in table.board.rows.values()))
     for index in ("by_phase", "by_node", "by_workload"):
-        seen, anew = getattr(table.board, index), getattr(fresh, index)
-        assert {at: sorted(keys) for at, keys in seen.items()} == {at: sorted(keys) for at, keys in anew.items()}, index
+        seen, expected = getattr(table.board, index), getattr(fresh, index)
+        assert {at: sorted(keys) for at, keys in seen.items()} == {at: sorted(keys) for at, keys in expected.items()}, index

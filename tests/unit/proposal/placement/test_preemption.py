@@ -33,8 +33,8 @@ async def settle_evictions(m: CycleFixture) -> int:
     """Stop and requeue draining replicas until none is left; return the number of rounds."""
     for rounds in range(ROUNDS_MAX):
         await m.settle()
-        there = [key for key in m.scope.checker.rows if key.startswith("replica/")]
-        leaving = [key for key in there if m.scope.phase(key) == "draining"]
+        keys = [key for key in m.scope.checker.rows if key.startswith("replica/")]
+        leaving = [key for key in keys if m.scope.phase(key) == "draining"]
         for key in leaving:
             await move(m.scope, key, "stop", "stopped", "requeue")
         if not leaving:
@@ -157,8 +157,8 @@ async def test_running_replicas_are_kept_while_bound_ones_are_evicted(m: CycleFi
 @cycle_test
 async def test_protected_replicas_do_not_hide_evictable_ones(m: CycleFixture) -> None:
     """Many nodes look cheaper, and on none of them may a replica be evicted."""
-    things = [node(f"p{i:03}", "1", zone="p") for i in range(150)]
-    await nodes(m.scope, *things)
+    protected_nodes = [node(f"p{i:03}", "1", zone="p") for i in range(150)]
+    await nodes(m.scope, *protected_nodes)
     await quota(m.scope, "t1", cpu="1000")
     await create_pending(m.scope, "kept", 150, disruption=Disruption(min_available=150), placement=Placement(zones=("p",)))
     await rank(m.scope, "mid", 10)
