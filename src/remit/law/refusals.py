@@ -59,7 +59,9 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.TAINT: Refusal("the node has a taint that is not tolerated", "taint removed, or toleration added"),
     Code.PLACE: Refusal("the workload's placement excludes this region, zone or pool", "placement changed"),
     Code.POLICY: Refusal("the policy in force forbids this place or this priority", "policy published"),
-    Code.POLICY_LAPSED: Refusal("the adopted policy is past its lease, so nothing can be checked against it", "policy renewed"),
+    Code.POLICY_LAPSED: Refusal(
+        "the lease on the adopted policy has expired, so nothing can be checked against it", "policy renewed"
+    ),
     Code.SPREAD: Refusal("the topology spread would be violated", "replica bound or released elsewhere"),
     Code.AFFINITY: Refusal("no replica that it has affinity to is there", "matching replica bound there"),
     Code.ANTI_AFFINITY: Refusal("a replica that it has anti-affinity to is there", "matching replica released there"),

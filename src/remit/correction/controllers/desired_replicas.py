@@ -1,9 +1,9 @@
 """Desired replicas of a workload compared with the actual ones, shared by the workload, repair and rollout controllers.
 
 From a workload's spec and its replicas it derives which replicas to create, retry, end and forget. The workload controller
-creates and ends replicas, the repair controller retries released ones. Both ask here, so that neither creates what the other
-is about to bring back. `DaemonNodes` finds the nodes of daemons by the scheduler's own rules, ignoring free capacity. Writes
-nothing and reads no clock.
+creates and ends replicas, the repair controller retries released ones. Both use this module, so that neither creates what the
+other is about to bring back. `DaemonNodes` finds the nodes of daemons by the scheduler's own rules, ignoring free capacity.
+Writes nothing and reads no clock.
 """
 
 from __future__ import annotations
