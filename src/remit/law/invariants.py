@@ -86,6 +86,6 @@ INVARIANTS: Final[tuple[Invariant, ...]] = (
         12,
         "reservations-end",
         "A reservation is bound once or released.",
-        "It is a phase of its replica: one row, which is bound, cancelled, or reclaimed after a timeout.",
+        "A reservation is a phase of its replica: one row, which is bound, cancelled, or reclaimed after a timeout.",
     ),
 )

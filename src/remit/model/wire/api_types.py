@@ -205,7 +205,7 @@ class IdleLease(ApiType, frozen=True, kw_only=True):
     lease: str
     part: str
     silent_ms: Natural | None = None
-    """Time since the last renewal, at least. None: the lease has no holder."""
+    """Lower bound of the time since the last renewal. None: the lease has no holder."""
     why: str = ""
     cure: str = ""
 

@@ -200,7 +200,7 @@ def _bind_root(root: Path) -> list[str]:
 
 
 def host_directory(spec: ProcessSpec) -> Path | None:
-    """Return the directory to start bubblewrap in: with its own root, `directory` exists only inside."""
+    """Return the directory to start bubblewrap in. With a root of its own, `directory` exists only inside the sandbox."""
     return spec.directory if spec.root is None else Path("/")
 
 
