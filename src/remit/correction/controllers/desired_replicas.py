@@ -207,8 +207,8 @@ class DesiredReplicas:
         return node.status.health is NodeHealth.READY and not node.spec.draining
 
     def _daemon_diff(self, workload: Workload, members: Sequence[CachedRow]) -> ReplicaDiff:
-        """One replica on each suitable node. Replicas on unsuitable nodes are removed, and so are pending ones without a node
-        left.
+        """One replica on each suitable node. Replicas on unsuitable nodes are removed, and so are pending ones for which
+        no suitable node is left.
         """
         nodes = self.daemon_nodes.nodes_for(workload)
         live = [row for row in members if row.obj.status.phase is not P.RELEASED]

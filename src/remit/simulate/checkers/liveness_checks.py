@@ -353,7 +353,7 @@ def orphans_end(live: Liveness, history: History, core: Core) -> Iterator[Waitin
 
 @liveness_check("L10")
 def what_is_said_to_run_runs(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
-    """On healthy nodes, every replica whose row says that it runs has a process within a bound."""
+    """On a healthy node, every replica in a running phase has a process after a bounded time."""
     nodes = core.nodes.get(history.scope, frozenset())
     for key, replica in history.replicas("running", "ready", "serving"):
         status = replica.get("status", {})
