@@ -114,7 +114,9 @@ class EndpointItem(ApiType, frozen=True, kw_only=True):
 
 
 class DeleteAnswer(ApiType, frozen=True, kw_only=True):
-    """Result of a delete. `deleted`: the object is gone. `marked`: it will be removed after its finalizers and replicas."""
+    """Result of a delete. `deleted`: the object is gone. `marked`: it will be removed once its finalizers and replicas are
+    gone.
+    """
 
     kind: str
     name: str
