@@ -28,7 +28,7 @@ from remit.proposal.scheduler import SchedulerTiming
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
 from tests.properties.authority_world import OPERATOR, tenant
-from tests.unit.client.fake_authority import Passing
+from tests.unit.client.fake_authority import ForwardingEndpoint
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 BEAT_MS: Final = 1_000
@@ -38,7 +38,7 @@ CADENCE: Final = LoopTiming(heartbeat_ms=BEAT_MS, claims_per_batch=1)
 _NEXT: Final = {Phase.BOUND: "start", Phase.STARTING: "run", Phase.DRAINING: "stop", Phase.STOPPING: "stopped"}
 
 
-class Wire(Passing):
+class Wire(ForwardingEndpoint):
     """What a crew says to the authority, counted. At the call that is told it dies, or loses the answer, or says it twice."""
 
     def __init__(self, authority: Authority, strike: int = 0, how: str = "") -> None:

@@ -38,13 +38,13 @@ from remit.observation.watch_cache import WatchCache
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
 from tests.properties.authority_world import HOUR, OPERATOR, node
-from tests.unit.client.fake_authority import Passing
+from tests.unit.client.fake_authority import ForwardingEndpoint
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 CADENCE = LoopTiming(heartbeat_ms=1_000)
 
 
-class Wire(Passing):
+class Wire(ForwardingEndpoint):
     """An endpoint that writes down what is asked, and loses answers when told."""
 
     def __init__(self, authority: Authority) -> None:
