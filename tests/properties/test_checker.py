@@ -22,7 +22,7 @@ from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from remit.simulate.checkers.quota_checks import compare_scopes
 from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, furnished, node, run
-from tests.unit.commitment.authority_fixture import T1, bind, move, slice_of, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 Tale = Callable[[Scope], Awaitable[object]]
@@ -32,17 +32,17 @@ ZONE_B = PolicySpec(rules=(PolicyRule(allow=PolicyAllow(zones=("b",))),))
 
 
 async def too_much_on_one_node(scope: Scope) -> None:
-    for key in await spawned(scope, "w", 2, cpu="3"):
+    for key in await spawn_replicas(scope, "w", 2, cpu="3"):
         await bind(scope, key)
 
 
 async def one_device_twice(scope: Scope) -> None:
-    for key in await spawned(scope, "w", 2, devices=(DeviceRequest(kind="gpu", count=1),)):
+    for key in await spawn_replicas(scope, "w", 2, devices=(DeviceRequest(kind="gpu", count=1),)):
         await bind(scope, key, devices={"gpu-0": 1000})
 
 
 async def over_quota(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w", cpu="17")
+    (key,) = await spawn_replicas(scope, "w", cpu="17")
     await scope.must(OPERATOR, Apply(node("n1", "32")))
     await bind(scope, key)
 
@@ -58,33 +58,33 @@ async def over_granted(scope: Scope) -> None:
 
 
 async def out_of_phase(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
-    await move(scope, key, "ready")
+    await commit_transitions(scope, key, "ready")
 
 
 async def by_another_role(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
-    await move(scope, key, "start", "run", "ready")
+    await commit_transitions(scope, key, "start", "run", "ready")
     await scope.must(scope.actors["repair"], Move(key, scope.at(key), "serve", 1))
 
 
 async def with_a_stale_epoch(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     actor = scope.actors["scheduler"]
     stale = type(actor)(actor.name, actor.role, actor.lease, actor.epoch - 1)
     await scope.must(stale, Bind(key, scope.at(key), "n1", T1))
 
 
 async def one_of_a_gang(scope: Scope) -> None:
-    key, _ = await spawned(scope, "g", 2, gang=2)
+    key, _ = await spawn_replicas(scope, "g", 2, gang=2)
     await bind(scope, key)
 
 
 async def before_the_victims_went(scope: Scope) -> None:
-    (weak,) = await spawned(scope, "weak", cpu="1")
-    (strong,) = await spawned(scope, "strong", cpu="1", priority="high")
+    (weak,) = await spawn_replicas(scope, "weak", cpu="1")
+    (strong,) = await spawn_replicas(scope, "strong", cpu="1", priority="high")
     await bind(scope, weak)
     claim = Reserve(strong, scope.at(strong), "n1", T1, victims={weak: scope.at(weak)})
     await scope.must(scope.actors["scheduler"], claim)
@@ -93,7 +93,7 @@ async def before_the_victims_went(scope: Scope) -> None:
 
 async def on_an_expired_grant(scope: Scope) -> None:
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("2", "scheduler", Duration(1_000))))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     scope.clock.at_ms += 2_000
     await bind(scope, key, grant="s")
 
@@ -106,54 +106,54 @@ async def the_same_id_again(scope: Scope) -> None:
 
 async def against_the_policy(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name="p"), spec=ZONE_B)))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
 
 
 async def past_the_policys_lease(scope: Scope) -> None:
     await scope.must(scope.actors["policy"], Adopt(1, {}, Duration(1_000), scope.clock.at_ms))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     scope.clock.at_ms += 2_000
     await bind(scope, key)
 
 
 async def on_a_tainted_node(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(node("n1", taints=(TAINTED,))))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
 
 
 async def on_a_cordoned_node(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(node("n1", unschedulable=True)))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
 
 
 async def on_the_wrong_labels(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w", placement=Placement(node_selector={"disk": "ssd"}))
+    (key,) = await spawn_replicas(scope, "w", placement=Placement(node_selector={"disk": "ssd"}))
     await bind(scope, key)
 
 
 async def against_the_spread(scope: Scope) -> None:
     spread = Placement(topology_spread=(SpreadTerm(topology_key="zone"),))
-    for key in await spawned(scope, "w", 2, placement=spread):
+    for key in await spawn_replicas(scope, "w", 2, placement=spread):
         await bind(scope, key)
 
 
 async def too_near(scope: Scope) -> None:
     apart = Placement(anti_affinity=(Affinity(label_selector={"app": "x"}, topology_key="node"),))
-    for key in await spawned(scope, "w", 2, placement=apart, labels={"app": "x"}):
+    for key in await spawn_replicas(scope, "w", 2, placement=apart, labels={"app": "x"}):
         await bind(scope, key)
 
 
 async def too_far(scope: Scope) -> None:
     near = Placement(affinity=(Affinity(label_selector={"app": "y"}, topology_key="node"),))
-    (key,) = await spawned(scope, "w", placement=near)
+    (key,) = await spawn_replicas(scope, "w", placement=near)
     await bind(scope, key)
 
 
 async def a_result_on_the_way(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
     await scope.must(scope.actors["agent/n1"], Move(key, scope.at(key), "start", 1, "ok"))
 
@@ -163,13 +163,13 @@ async def marked_across_the_table(scope: Scope) -> None:
 
 
 async def bound_and_moved_elsewhere(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
-    await move(scope, key, "start")
+    await commit_transitions(scope, key, "start")
 
 
 async def refused_and_done(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await scope.ask(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
 
 

@@ -21,7 +21,7 @@ from tests.properties.authority_world import OPERATOR, Scope, node, story
 from tests.properties.books_check import stale
 from tests.properties.test_authority_machine import APART, DEEDS, books, summed
 from tests.properties.test_pipelined_batches import SORTS, Twins, one_by_one, plain
-from tests.unit.commitment.authority_fixture import T1, bind, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, spawn_replicas
 from tests.unit.commitment.test_recovery import led_again, marked, restored
 
 PLAINLY = placement._bind_fast
@@ -61,7 +61,7 @@ async def test_what_is_plain_is_bound_in_one_go_from_the_first_on(scope: Scope) 
     """Jobs too, although they must never run twice: nothing is awaited."""
     taken, watching = watched()
     with watching:
-        for key in [*await spawned(scope, "w", 2), *await spawned(scope, "job", 2, type_="job")]:
+        for key in [*await spawn_replicas(scope, "w", 2), *await spawn_replicas(scope, "job", 2, type_="job")]:
             await bind(scope, key)
             assert scope.row(key)["status"]["grants"] == [T1]
     assert taken == [True] * 4
@@ -70,7 +70,7 @@ async def test_what_is_plain_is_bound_in_one_go_from_the_first_on(scope: Scope) 
 @story
 async def test_what_must_never_run_twice_is_not_bound_while_a_node_is_awaited(scope: Scope) -> None:
     """It may be running there. Whoever may run twice is bound meanwhile."""
-    keys = [*await spawned(scope, "w", 2), *await spawned(scope, "job", 2, type_="job")]
+    keys = [*await spawn_replicas(scope, "w", 2), *await spawn_replicas(scope, "job", 2, type_="job")]
     await restored(scope)
     await led_again(scope, "node-lifecycle", "scheduler")
     await marked(scope, "n1", NodeHealth.JOINING, NodeHealth.READY)
@@ -87,7 +87,7 @@ async def test_what_must_never_run_twice_is_not_bound_while_a_node_is_awaited(sc
 
 @story
 async def test_nothing_of_a_workload_that_is_going_is_bound(scope: Scope) -> None:
-    keys = await spawned(scope, "w", 2)
+    keys = await spawn_replicas(scope, "w", 2)
     await bind(scope, keys[0])
     await scope.must(OPERATOR, Delete("Workload", "w", "t1"))
     taken, watching = watched()
@@ -100,8 +100,8 @@ async def test_nothing_of_a_workload_that_is_going_is_bound(scope: Scope) -> Non
 async def test_what_is_not_plain_is_left_to_the_rules(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(node("n3", "1")))
     await scope.must(scope.actors["node-lifecycle"], Mark("n3", scope.at("node/n3"), NodeHealth.READY))
-    keys = [*await spawned(scope, "w", 8), *await spawned(scope, "job", 2, type_="job")]
-    keys += await spawned(scope, "apart", 2, labels={"app": "apart"}, placement=APART)
+    keys = [*await spawn_replicas(scope, "w", 8), *await spawn_replicas(scope, "job", 2, type_="job")]
+    keys += await spawn_replicas(scope, "apart", 2, labels={"app": "apart"}, placement=APART)
     for key in ("replica/t1/w-0", "replica/t1/job-0"):
         await bind(scope, key)
     await bind(scope, "replica/t1/w-1", "n3")
@@ -137,7 +137,7 @@ async def more_nodes(scope: Scope, *names: str) -> None:
 async def test_a_replica_is_not_bound_twice_in_one_batch(scope: Scope) -> None:
     """F02"""
     await more_nodes(scope, "n3")
-    first, second = await spawned(scope, "w", 2)
+    first, second = await spawn_replicas(scope, "w", 2)
     await bind(scope, first)
     claims = [Bind(second, scope.at(second), name, T1) for name in ("n1", "n3")]
     verdicts = await scope.ask(scope.actors["scheduler"], *claims)
@@ -147,7 +147,7 @@ async def test_a_replica_is_not_bound_twice_in_one_batch(scope: Scope) -> None:
 @story
 async def test_a_node_that_is_suspected_takes_nothing_whatever_its_like_takes(scope: Scope) -> None:
     await more_nodes(scope, "n3")
-    first, second = await spawned(scope, "w", 2)
+    first, second = await spawn_replicas(scope, "w", 2)
     await bind(scope, first)
     await scope.must(scope.actors["node-lifecycle"], Mark("n3", scope.at("node/n3"), NodeHealth.SUSPECT))
     assert await scope.refused(scope.actors["scheduler"], Bind(second, scope.at(second), "n3", T1)) is Code.NODE_UNREADY
@@ -156,8 +156,8 @@ async def test_a_node_that_is_suspected_takes_nothing_whatever_its_like_takes(sc
 @story
 async def test_who_is_shunned_is_not_put_beside_those_who_shun_it(scope: Scope) -> None:
     await more_nodes(scope, "n3")
-    shy = await spawned(scope, "shy", 3, labels={"app": "apart"})
-    (apart,) = await spawned(scope, "apart", labels={"app": "apart"}, placement=APART)
+    shy = await spawn_replicas(scope, "shy", 3, labels={"app": "apart"})
+    (apart,) = await spawn_replicas(scope, "apart", labels={"app": "apart"}, placement=APART)
     await bind(scope, shy[0], "n3")
     await bind(scope, apart)
     assert await scope.refused(scope.actors["scheduler"], Bind(shy[1], scope.at(shy[1]), "n1", T1)) is Code.ANTI_AFFINITY
@@ -170,7 +170,7 @@ async def test_a_binding_names_the_policy_that_it_was_judged_by(scope: Scope) ->
     await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name="p"), spec=PolicySpec(rules=(rule,)))))
     taken, watching = watched()
     with watching:
-        for key in await spawned(scope, "w", 2):
+        for key in await spawn_replicas(scope, "w", 2):
             await bind(scope, key)
             assert scope.row(key)["status"]["policy"] == 1
     assert taken == [True, True]

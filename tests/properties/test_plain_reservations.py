@@ -20,7 +20,7 @@ from remit.model.kinds import Placement, Taint
 from tests.properties.authority_world import OPERATOR, Scope, furnished, node, run, tenant
 from tests.properties.books_check import stale
 from tests.properties.test_authority_machine import books, summed
-from tests.unit.commitment.authority_fixture import T1, bind, move, moving, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas, transition_claim
 
 NODES = ("n1", "n2")
 SLOWLY: dict[str, Any] = {"_bind_fast": lambda *_: False, "_reserve_fast": lambda *_: False}
@@ -34,11 +34,11 @@ STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), *[st.integers(0, 11)] * 3), m
 async def begun(cpu: str) -> Scope:
     """Two nodes that are full of weak work, and strong work that waits; some of it only fits one zone, or is large."""
     scope = await furnished(nodes=[node("n1", "4"), node("n2", "4", "b")])
-    weak = await spawned(scope, "weak", 8)
+    weak = await spawn_replicas(scope, "weak", 8)
     for i, key in enumerate(weak):
         await bind(scope, key, NODES[i % 2])
-    await spawned(scope, "strong", 4, cpu=cpu, priority="top")
-    await spawned(scope, "here", 2, cpu="2", priority="high", placement=HERE)
+    await spawn_replicas(scope, "strong", 4, cpu=cpu, priority="top")
+    await spawn_replicas(scope, "here", 2, cpu="2", priority="high", placement=HERE)
     return scope
 
 
@@ -64,13 +64,13 @@ def claim_of(scope: Scope, step: tuple[str, int, int, int]) -> tuple[Any, Any]:
             on_ = scope.row(key).get("status", {}).get("node")
             return scope.actors["scheduler"], Bind(key, scope.at(key), on_ if on_ and c else NODES[b % 2], T1)
         case "unreserve":
-            return moving(scope, some(scope, "reserved", strong, a), deed)
+            return transition_claim(scope, some(scope, "reserved", strong, a), deed)
         case "shrink":
             return OPERATOR, Apply(node(NODES[a % 2], str(2 + b % 3), "ab"[a % 2]))
         case "quota":
             return OPERATOR, Apply(tenant("t1", cpu=str(6 + b)))
         case _:
-            return moving(scope, some(scope, {"stop": "draining", "stopped": "stopping"}[deed], weak, a), deed)
+            return transition_claim(scope, some(scope, {"stop": "draining", "stopped": "stopping"}[deed], weak, a), deed)
 
 
 async def both(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
@@ -127,7 +127,7 @@ async def cleared(scope: Scope) -> str:
     claim = Reserve(key, scope.at(key), "n1", T1, victims={one: scope.at(one) for one in victims})
     await scope.must(scope.actors["scheduler"], claim)
     for one in victims:
-        await move(scope, one, "stop", "stopped")
+        await commit_transitions(scope, one, "stop", "stopped")
     return key
 
 

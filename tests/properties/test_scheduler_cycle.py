@@ -49,7 +49,7 @@ from remit.proposal.proposals import Proposal
 from tests.properties.authority_world import OPERATOR, USER, furnished, node, workload
 from tests.properties.effort import tries
 from tests.properties.test_scheduler_view import listed
-from tests.unit.commitment.authority_fixture import moving
+from tests.unit.commitment.authority_fixture import transition_claim
 from tests.unit.law import fit_oracle as oracle
 from tests.unit.law.fit_oracle import Scene, Work
 from tests.unit.proposal.scheduler_fixture import Mind, quota, rank
@@ -124,7 +124,7 @@ class MindMachine(RuleBasedStateMachine):
         return verdict
 
     def move(self, key: str, transition: str) -> bool:
-        actor, claim = moving(self.scope, key, transition)
+        actor, claim = transition_claim(self.scope, key, transition)
         return isinstance(self.ask(actor, claim), Accepted)
 
     @rule(n=NUMBER, m=NUMBER)

@@ -132,7 +132,7 @@ def test_least_recently_used_artifact_is_evicted_unless_in_use() -> None:
         await bench.fetch(d)  # evicts b
         assert sorted(bench.cached()) == sorted(line.name for line in (a, c, d))
         async with bench.cache.file(c, bench.logged.append):
-            await bench.fetch(e)  # evicts a: c is older, but in fetch
+            await bench.fetch(e)  # evicts a: c is older, but in use
             assert sorted(bench.cached()) == sorted(line.name for line in (c, d, e))
 
     play(scene)

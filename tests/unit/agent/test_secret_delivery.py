@@ -119,7 +119,7 @@ class MemoryVault:
 
 
 class Bench:
-    """A step that returns or raises `answers` in turn; the last subject repeats."""
+    """A step that returns or raises `answers` in turn; the last one repeats."""
 
     def __init__(self, *answers: SecretMaterial | Exception) -> None:
         self.world = dataclasses.replace(virtual_world(), artifacts=DirectoryFetcher())  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ from remit.model.metadata import Metadata
 from remit.model.records import SummarySpec
 from remit.model.resources import Duration
 from tests.properties.authority_world import OPERATOR, Scope, amounts, furnished, node, run, workload
-from tests.unit.commitment.authority_fixture import meets, move, offer
+from tests.unit.commitment.authority_fixture import accept_peer, commit_transitions, offer
 from tests.unit.proposal.scheduler_fixture import Mind, binds, mark, minds, nodes, quota, rank, refused, reserves, want
 
 
@@ -113,7 +113,7 @@ async def test_an_answer_to_a_claim_that_was_overtaken_teaches_nothing(m: Mind) 
     await want(m.scope, "a", 1)
     await m.see()
     first = m.propose()
-    await move(m.scope, "replica/t1/a-0", "cancel", "requeue")
+    await commit_transitions(m.scope, "replica/t1/a-0", "cancel", "requeue")
     await m.see()
     second = m.propose()
     assert binds(second)
@@ -180,7 +180,7 @@ async def test_reservations_outlive_a_term(m: Mind) -> None:
     m.deposed()
     await m.settle()
     for key in [k for k in m.scope.checker.rows if k.startswith("replica/") and m.scope.phase(k) == "draining"]:
-        await move(m.scope, key, "stop", "stopped")
+        await commit_transitions(m.scope, key, "stop", "stopped")
     await m.settle()
     assert m.scope.phase("replica/t1/top-0") == "bound"
 
@@ -192,7 +192,7 @@ async def test_a_reservation_whose_bind_was_not_heard_is_bound_later(m: Mind) ->
     await want(m.scope, "top", 1, "2", priority="top")
     await m.settle()
     for key in [k for k in m.scope.checker.rows if k.startswith("replica/") and m.scope.phase(k) == "draining"]:
-        await move(m.scope, key, "stop", "stopped")
+        await commit_transitions(m.scope, key, "stop", "stopped")
     await m.see()
     made = m.propose()
     assert binds(made)
@@ -209,7 +209,7 @@ async def test_a_reservation_on_a_node_that_fell_silent_is_given_up_and_made_els
     await m.settle()
     there = m.where("top")["top-0"]
     for key in [k for k in m.scope.checker.rows if k.startswith("replica/") and m.scope.phase(k) == "draining"]:
-        await move(m.scope, key, "stop", "stopped")
+        await commit_transitions(m.scope, key, "stop", "stopped")
     await mark(m.scope, there, NodeHealth.SUSPECT)
     await m.settle()
     assert m.where("top")["top-0"] != there
@@ -223,7 +223,7 @@ async def test_stale_evidence_costs_a_reservation_nothing(m: Mind) -> None:
     await want(m.scope, "top", 1, "2", priority="top")
     await m.settle()
     for key in [k for k in m.scope.checker.rows if k.startswith("replica/") and m.scope.phase(k) == "draining"]:
-        await move(m.scope, key, "stop", "stopped")
+        await commit_transitions(m.scope, key, "stop", "stopped")
     await m.see()
     made = m.propose()
     m.learn(made, [Refused(Code.STALE_EVIDENCE, "", m.view.revision) for _ in made.claims])
@@ -270,7 +270,7 @@ async def test_a_name_that_is_given_again_has_none_of_the_old_ones_ways(m: Mind)
     """The generation's number is used again by another workload of the same shape, which is pinned."""
     await want(m.scope, "old", 1)
     await m.settle()
-    await move(m.scope, "replica/t1/old-0", "remove", "stop", "stopped")
+    await commit_transitions(m.scope, "replica/t1/old-0", "remove", "stop", "stopped")
     await m.scope.must(OPERATOR, Delete("Workload", "old", "t1"))
     for key in [k for k in m.scope.checker.rows if k.startswith("replica/")]:
         await m.scope.must(m.scope.actors["workloads"], Forget(key, m.scope.at(key)))
@@ -304,7 +304,7 @@ async def test_a_new_shape_while_its_claim_is_under_way__nothing_is_posted_twice
 @minds
 async def test_work_draws_on_all_the_slices_of_its_tenant(m: Mind) -> None:
     """L1: what one slice does not cover the next does, at once."""
-    await meets(m.scope, "scope/global")
+    await accept_peer(m.scope, "scope/global")
     for name, cpu in (("a", "2"), ("b", "3")):
         claim = offer(m.scope, cpu)
         await m.scope.must(m.scope.actors["budgets"], replace(claim, name=name))
@@ -331,7 +331,7 @@ def test_an_override_comes_while_the_victims_go__nothing_is_bound_against_it(eff
             "pause-expansion": {"tenants": ("t1",)},
         }
         await override(m.scope, "o", effect, **scoped[effect])
-        await move(m.scope, f"replica/t1/{low}", "stop", "stopped")
+        await commit_transitions(m.scope, f"replica/t1/{low}", "stop", "stopped")
         await m.settle()
         assert m.where("hi").get("hi-0") != reserved
         assert m.scope.phase("replica/t1/hi-0") == ("pending" if effect == "pause-expansion" else "reserved")
@@ -462,7 +462,7 @@ def test_gangs_are_tried_again_in_turns__those_beyond_the_limit_come_along(limit
         for line in m.cycle.backlog.queues():
             assert not line.in_flight_count, f"{line} has somebody in flight for ever"
         for i in range(3):
-            await move(m.scope, f"replica/t1/old-{i}", "remove", "stop", "stopped")
+            await commit_transitions(m.scope, f"replica/t1/old-{i}", "remove", "stop", "stopped")
         await m.settle()
         assert len(m.where()) == 8
 
@@ -491,7 +491,7 @@ async def test_a_gang_that_loses_a_race_is_tried_again_whole(m: Mind) -> None:
     assert Code.GANG_SHORT in refused(m)
     await m.settle()
     assert not m.where("g-")
-    await move(m.scope, key, "remove", "stop", "stopped")
+    await commit_transitions(m.scope, key, "remove", "stop", "stopped")
     await m.settle()
     assert len(m.where("g-")) == 2
     assert not any(isinstance(c, Bind) and "g-" in c.replica for p in m.proposed for c in p.claims)
@@ -629,7 +629,7 @@ async def test_paused_while_its_claim_was_under_way__a_refused_one_is_not_claime
     await m.see()
     m.hear()
     m.learn(made, await m.ask(made))
-    await move(m.scope, "replica/t1/b-0", "remove", "stop", "stopped")
+    await commit_transitions(m.scope, "replica/t1/b-0", "remove", "stop", "stopped")
     await m.settle()
     assert m.reason("a-0") == Code.OVERRIDE
 

@@ -8,7 +8,7 @@ from remit.model.claims import Code
 from remit.model.kinds import Affinity, DeviceRequest, Disruption, NodeHealth, Placement, Spread
 from remit.proposal.placement.preemption_candidates import VictimRateLimit
 from tests.properties.authority_world import furnished, node, run
-from tests.unit.commitment.authority_fixture import move
+from tests.unit.commitment.authority_fixture import commit_transitions
 from tests.unit.proposal.scheduler_fixture import Mind, mark, minds, nodes, quota, rank, refused, reserves, want
 
 ROUNDS_MAX = 30
@@ -26,7 +26,7 @@ async def until_rest(m: Mind) -> int:
         there = [key for key in m.scope.checker.rows if key.startswith("replica/")]
         leaving = [key for key in there if m.scope.phase(key) == "draining"]
         for key in leaving:
-            await move(m.scope, key, "stop", "stopped", "requeue")
+            await commit_transitions(m.scope, key, "stop", "stopped", "requeue")
         if not leaving:
             return rounds
         m.scope.clock.at_ms += 1_000
@@ -37,7 +37,7 @@ async def running(m: Mind, name: str, count: int, cpu: str = "1", **shape: Any) 
     await want(m.scope, name, count, cpu, **shape)
     await m.settle()
     for i in range(count):
-        await move(m.scope, f"replica/{shape.get('owner', 't1')}/{name}-{i}", "start", "run")
+        await commit_transitions(m.scope, f"replica/{shape.get('owner', 't1')}/{name}-{i}", "start", "run")
     await m.settle()
 
 
@@ -67,7 +67,7 @@ async def test_of_a_group_that_may_lose_one__he_goes_who_holds_what_is_asked_for
         ("safe-0", "safe-1"), key=lambda name: m.scope.row(f"replica/t1/{name}")["status"]["devices"].keys() != shared.keys()
     )
     for name in (beside, alone):
-        await move(m.scope, f"replica/t1/{name}", "start", "run")
+        await commit_transitions(m.scope, f"replica/t1/{name}", "start", "run")
     await want(m.scope, "whole", 1, devices=(DeviceRequest(kind="gpu", count=1),), priority="high")
     await until_rest(m)
     assert victims(m) == [alone]
@@ -137,7 +137,7 @@ async def test_those_who_are_up_are_kept_up_whoever_else_is_on_the_way(m: Mind) 
     await want(m.scope, "kept", 8, disruption=Disruption(min_available=3))
     await m.settle()
     for i in range(3):
-        await move(m.scope, f"replica/t1/kept-{i}", "start", "run")
+        await commit_transitions(m.scope, f"replica/t1/kept-{i}", "start", "run")
     await want(m.scope, "top", 8, priority="top")
     await until_rest(m)
     assert not {"kept-0", "kept-1", "kept-2"} & set(victims(m))
@@ -318,7 +318,7 @@ async def test_room_that_is_only_coming_is_not_claimed_with_a_few_victims_more(m
     await m.settle()
     for i in range(8):
         if m.where()[f"low-{i}"] == "n1":
-            await move(m.scope, f"replica/t1/low-{i}", "remove")
+            await commit_transitions(m.scope, f"replica/t1/low-{i}", "remove")
             break
     await want(m.scope, "top", 2, "4", priority="top")
     await m.settle()

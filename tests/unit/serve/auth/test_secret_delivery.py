@@ -13,7 +13,7 @@ from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialReques
 from remit.serve.auth.secrets import Keyring, SecretDelivery, encode_material
 from remit.world.files.disk import FileDisk
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, story, workload
-from tests.unit.commitment.authority_fixture import bind, move
+from tests.unit.commitment.authority_fixture import bind, commit_transitions
 
 DATA = {"password": "hunter2", "user": "ann"}
 
@@ -61,7 +61,7 @@ async def test_the_agent_of_its_node_gets_it_whenever_it_may_be_started(scope: S
     whole = SecretMaterial(secrets={"db": DATA}, configs={"c": {"a": "b"}})
     assert await made.of(made.asked(key)) == whole
     for step in ("start", "run", "ready", "serve"):
-        await move(scope, key, step)
+        await commit_transitions(scope, key, step)
         assert await made.of(made.asked(key)) == whole
 
 
@@ -86,11 +86,11 @@ async def test_another_attempt_and_one_that_is_over_get_nothing(scope: Scope) ->
     made, key = await given(scope)
     assert (await made.of(made.asked(key, attempt=2))).failed == "refused"
     assert (await made.of(made.asked(key, attempt=0))).failed == "refused"
-    await move(scope, key, "start", "run", "doubt")
+    await commit_transitions(scope, key, "start", "run", "doubt")
     assert (await made.of(made.asked(key))).failed == "refused", "nobody knows whether it runs"
-    await move(scope, key, "resume")
+    await commit_transitions(scope, key, "resume")
     assert not (await made.of(made.asked(key))).failed
-    await move(scope, key, "crash")
+    await commit_transitions(scope, key, "crash")
     assert (await made.of(made.asked(key))).failed == "refused"
 
 
