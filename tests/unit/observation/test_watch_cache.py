@@ -13,7 +13,7 @@ from remit.model.records import Phase, Replica
 from remit.observation.watch_cache import WatchCache
 from remit.store.protocol import HEAD, Head, Row, RowChange, WatchEvent
 from tests.properties.authority_world import FakeClock
-from tests.unit.correction.controller_fixture import Table, ready, replica, work
+from tests.unit.correction.controller_fixture import ControllerBench, ready, replica, work
 
 
 class Ear:
@@ -47,7 +47,7 @@ def row(thing: Any, revision: int) -> Row:
 
 
 def test_replicas_are_found_by_phase_node_and_workload__and_leave_no_trace_when_they_go() -> None:
-    table = Table(replica("w", 0, "serving", "n1"), replica("w", 1), replica("v", 0, "serving", "n1"))
+    table = ControllerBench(replica("w", 0, "serving", "n1"), replica("w", 1), replica("v", 0, "serving", "n1"))
     board = table.board
     assert sorted(board.by_phase[Phase.SERVING]) == ["replica/t1/v-0", "replica/t1/w-0"]
     assert [one.key for one in board.replicas_of("t1", "w")] == ["replica/t1/w-0", "replica/t1/w-1"]
@@ -60,7 +60,7 @@ def test_replicas_are_found_by_phase_node_and_workload__and_leave_no_trace_when_
 
 
 def test_a_list_is_taken_as_a_whole__while_its_pages_come_the_board_stays_as_it_was() -> None:
-    table = Table(ready("n1"), ready("n2"))
+    table = ControllerBench(ready("n1"), ready("n2"))
     board, ear = table.board, Ear()
     board.subscribe(ear)
     board.begin_list(Head("one", 1, 1, "a", 0, ""), 9)
@@ -74,7 +74,7 @@ def test_a_list_is_taken_as_a_whole__while_its_pages_come_the_board_stays_as_it_
 
 
 def test_a_list_that_breaks_off_is_void() -> None:
-    board = Table(ready("n1")).board
+    board = ControllerBench(ready("n1")).board
     board.begin_list(Head("one", 1, 1, "a", 0, ""), 9)
     board.add_page([row(ready("n7"), 9)])
     listed(board, 10, row(ready("n1"), 1), Row("incarnation", b"one", 1))
@@ -82,7 +82,7 @@ def test_a_list_that_breaks_off_is_void() -> None:
 
 
 def test_a_row_that_was_made_anew_is_a_change_with_both_sides() -> None:
-    table, ear = Table(replica("w", 0, "pending")), Ear()
+    table, ear = ControllerBench(replica("w", 0, "pending")), Ear()
     table.board.subscribe(ear)
     table.write(replica("w", 0, "bound", "n1"))
     table.write(drop=["replica/t1/w-0"])
@@ -91,7 +91,7 @@ def test_a_row_that_was_made_anew_is_a_change_with_both_sides() -> None:
 
 
 def test_a_listener_of_one_node_hears_of_what_comes_and_goes_there_alone() -> None:
-    table, ear = Table(ready("n1"), ready("n2"), replica("w", 0, "serving", "n2")), Ear()
+    table, ear = ControllerBench(ready("n1"), ready("n2"), replica("w", 0, "serving", "n2")), Ear()
     table.board.subscribe(ear, "n1")
     table.write(replica("w", 0, "draining", "n2"), ready("n2", NodeHealth.SUSPECT))
     assert (ear.changes, ear.reaches) == ([], 0)
@@ -106,7 +106,7 @@ def test_a_listener_of_one_node_hears_of_what_comes_and_goes_there_alone() -> No
 
 
 def test_whoever_asked_is_told_at_the_next_word_although_nothing_of_its_own_changed() -> None:
-    table, ear = Table(ready("n1")), Ear()
+    table, ear = ControllerBench(ready("n1")), Ear()
     table.board.subscribe(ear, "n1")
     table.board.notify_on_commit(ear)
     table.write(ready("n2"))
@@ -115,7 +115,7 @@ def test_whoever_asked_is_told_at_the_next_word_although_nothing_of_its_own_chan
 
 
 def test_what_grows_with_the_run_is_not_kept() -> None:
-    board = Table().board
+    board = ControllerBench().board
     changes = tuple(RowChange(name, b"{}", 2) for name in ("batch/1", "event/e", "decision/d", HEAD))
     board.apply(WatchEvent(1, 2, changes, 0, 0, None, Head("one", 1, 2, "a", 0, "")))
     assert board.rows == {}
@@ -135,7 +135,7 @@ def test_a_board_is_sober_once_this_incarnation_has_doubted_what_its_backup_says
 
 
 def test_a_board_knows_how_old_it_is() -> None:
-    table = Table(ready("n1"))
+    table = ControllerBench(ready("n1"))
     table.clock.at_ms += 700
     assert table.board.age_ms() == 700
     table.write()
@@ -143,7 +143,7 @@ def test_a_board_knows_how_old_it_is() -> None:
 
 
 def test_of_a_kind_by_tenant_or_of_all() -> None:
-    board = Table(*work("w"), *work("v", owner="t2"), ready("n1"), replica("w", 0)).board
+    board = ControllerBench(*work("w"), *work("v", owner="t2"), ready("n1"), replica("w", 0)).board
     assert [key for key, _ in board.of_kind("workload/")] == ["workload/t1/w", "workload/t2/v"]
     assert [key for key, _ in board.of_kind("workload/t2/")] == ["workload/t2/v"]
     assert [key for key, _ in board.of_kind("replica/")] == ["replica/t1/w-0"]
@@ -156,7 +156,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([*Phase, None]), s
 @given(STEPS, st.integers(0, 30))
 def test_whatever_came_the_indexes_are_those_of_a_board_that_lists_it_now(steps: list[Any], relist: int) -> None:
     """S23 F05: also if somewhere on the way it had to list anew."""
-    table = Table()
+    table = ControllerBench()
     for number, (index, phase, node) in enumerate(steps):
         if phase is None:
             table.write(drop=[f"replica/t1/w-{index}"])

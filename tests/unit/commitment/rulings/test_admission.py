@@ -82,9 +82,7 @@ async def test_member_gets_default_priority_at_most_unless_policy_permits(
     member = Actor("ann", Role.USER, tenant="t1")
     await scope.must(OPERATOR, Apply(priority_class("low", -10)))
     detail = await refusal_detail(scope, ranked("w", "high"), Code.POLICY, member)
-    assert detail.startswith(
-        "spec.priorityClass: high has priority 100, but no policy in force permits more than 0"
-    )
+    assert detail.startswith("spec.priorityClass: high has priority 100, but no policy in force permits more than 0")
     assert detail.endswith("; leave it out, or ask an operator for a policy rule with priorityClass or priorityMax")
     await scope.must(member, Apply(ranked("w", "low")), Apply(ranked("plain", "")))
     await refusal_detail(scope, ranked("w", "top"), Code.POLICY, member)

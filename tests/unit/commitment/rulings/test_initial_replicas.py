@@ -18,7 +18,7 @@ from remit.model.metadata import Metadata
 from remit.model.policies import PolicyMatch, PolicyRule
 from tests.properties.authority_world import OPERATOR, USER, Scope, story, tenant, workload
 from tests.unit.commitment.authority_fixture import commit_transitions
-from tests.unit.correction.controller_fixture import Table, work
+from tests.unit.correction.controller_fixture import ControllerBench, work
 
 
 def replicas_of(scope: Scope, name: str) -> list[dict[str, Any]]:
@@ -172,6 +172,6 @@ def test_initial_count_equals_controller_diff(type_: Any, drawn: dict[str, Any])
     """The controller finds nothing missing and nothing surplus."""
     shape = drawn if type_ == "job" else {"replicas": drawn["replicas"]}
     declared, first = work("w", type_=type_, **shape)
-    census = DesiredReplicas(Table(declared, first).board)
+    census = DesiredReplicas(ControllerBench(declared, first).board)
     count = initial_replicas(declared.spec)
     assert census.diff(declared).spawn == (((0, count),) if count else ())
