@@ -16,7 +16,7 @@ from remit.model.resources import Amount
 from remit.observation.node_columns import NodeColumns, NodeFree, SelectedRows, translate_requirements
 from remit.observation.topology_counts import ColumnPeerCounts
 from tests.properties.effort import tries
-from tests.unit.law.fit_oracle import Scene, Work, broken, devices_found
+from tests.unit.law.fit_oracle import PlacementCase, Work, devices_available, violations
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
 from tests.unit.law.strategies import MODELS, TOPOLOGY_KEYS, amounts, few, nodes_left, one_of, scenes
 
@@ -32,11 +32,11 @@ class Asked(NamedTuple):
     over_peers: ColumnPeerCounts
 
 
-def ask_of(work: Work, scene: Scene) -> fit.Requirements:
+def ask_of(work: Work, scene: PlacementCase) -> fit.Requirements:
     return compile_requirements(work.tenant, work.name, work.labels, work.spec, scene.policies)
 
 
-def asked(scene: Scene) -> Asked:
+def asked(scene: PlacementCase) -> Asked:
     ask = ask_of(scene.work, scene)
     sites = [OneNode(one) for one in scene.left]
     peers = PlainPeers(sites, [(ask_of(work, scene), scene.left[row].node) for work, row in scene.standing])
@@ -68,7 +68,7 @@ def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: tuple[NodeFree, 
 
 @given(scenes())
 @tries(100, 200)
-def test_the_mask_over_columns_is_the_answer_node_by_node(scene: Scene) -> None:
+def test_the_mask_over_columns_is_the_answer_node_by_node(scene: PlacementCase) -> None:
     """F26: proposer and authority run one rule."""
     this = asked(scene)
     fits = fit.mask(this.over, this.columns, this.over_peers)
@@ -78,7 +78,7 @@ def test_the_mask_over_columns_is_the_answer_node_by_node(scene: Scene) -> None:
 
 @given(scenes())
 @tries(100, 200)
-def test_every_rule_over_columns_is_the_rule_node_by_node(scene: Scene) -> None:
+def test_every_rule_over_columns_is_the_rule_node_by_node(scene: PlacementCase) -> None:
     this = asked(scene)
     for rule in fit.RULES:
         found = column(rule.check(this.over, this.columns, this.over_peers), len(scene.left))
@@ -88,14 +88,14 @@ def test_every_rule_over_columns_is_the_rule_node_by_node(scene: Scene) -> None:
 
 @given(scenes() | scenes(loud=frozenset({"peers"})))
 @tries(150, 300)
-def test_the_law_refuses_exactly_what_the_oracle_refuses__and_for_the_same_reasons(scene: Scene) -> None:
+def test_the_law_refuses_exactly_what_the_oracle_refuses__and_for_the_same_reasons(scene: PlacementCase) -> None:
     this = asked(scene)
     for row, site in enumerate(this.sites):
-        assert set(fit.misfits(this.ask, site, this.peers)) == broken(scene, row), site.node.metadata.name
+        assert set(fit.misfits(this.ask, site, this.peers)) == violations(scene, row), site.node.metadata.name
 
 
 @given(scenes())
-def test_the_first_misfit_is_the_first_of_all_misfits(scene: Scene) -> None:
+def test_the_first_misfit_is_the_first_of_all_misfits(scene: PlacementCase) -> None:
     this = asked(scene)
     for site in this.sites:
         every = fit.misfits(this.ask, site, this.peers)
@@ -104,7 +104,7 @@ def test_the_first_misfit_is_the_first_of_all_misfits(scene: Scene) -> None:
 
 
 @given(scenes())
-def test_static_rules_do_not_look_at_what_is_left_or_who_is_where(scene: Scene) -> None:
+def test_static_rules_do_not_look_at_what_is_left_or_who_is_where(scene: PlacementCase) -> None:
     this = asked(scene)
     bare = asked(scene._replace(left=[NodeFree(one.node, {}, {}) for one in scene.left], standing=[]))
     for rule in fit.STATIC_RULES:
@@ -118,9 +118,9 @@ def test_the_scenes_reach_every_refusal_alone__and_none() -> None:
 
     @given(scenes())
     @settings(max_examples=400, derandomize=True)  # also in soak: fresh seeds may miss a rare one
-    def look(scene: Scene) -> None:
+    def look(scene: PlacementCase) -> None:
         for row in range(len(scene.left)):
-            found = broken(scene, row)
+            found = violations(scene, row)
             if len(found) <= 1:
                 reached.update(found or {"fits"})
 
@@ -153,7 +153,7 @@ def test_halls_condition_finds_devices_exactly_when_a_search_does__also_where_mo
     spec = WorkloadSpec(type="job", template=Template(command=("run",), devices=tuple(asks)))
     ask = compile_requirements("risk", "train", {}, spec, ())
     node = Node(metadata=Metadata(name="n"), spec=NodeSpec(region="r", zone="z", capacity=Amount(), devices=tuple(devices)))
-    assert bool(fit.devices(ask, OneNode(NodeFree(node, {}, {})), PlainPeers([], []))) == devices_found(asks, devices, {})
+    assert bool(fit.devices(ask, OneNode(NodeFree(node, {}, {})), PlainPeers([], []))) == devices_available(asks, devices, {})
 
 
 # ----------------------------------------------------------------------------------------------------------- increments
@@ -183,7 +183,9 @@ def shown(columns: NodeColumns) -> dict[str, Any]:
 
 
 @given(st.data(), scenes(most=3))
-def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_stays(data: st.DataObject, scene: Scene) -> None:
+def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_stays(
+    data: st.DataObject, scene: PlacementCase
+) -> None:
     columns, lefts = NodeColumns(), dict[str, NodeFree]()
     kept: list[tuple[NodeColumns, dict[str, Any]]] = []
     for _ in range(data.draw(st.integers(1, 12))):
@@ -229,7 +231,7 @@ def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_s
 
 
 @given(scenes())
-def test_peers_added_one_by_one_are_the_peers_counted_at_once(scene: Scene) -> None:
+def test_peers_added_one_by_one_are_the_peers_counted_at_once(scene: PlacementCase) -> None:
     this = asked(scene)
     counted = this.peers.counted([this.ask])
     grown = ColumnPeerCounts(this.columns, {})

@@ -19,7 +19,7 @@ from remit.proposal.placement.plugins import Score
 from remit.proposal.placement.topology_gates import HIGH_PRECISION_FACTOR, PREFER_WEIGHT, SCALE
 from tests.properties.effort import tries
 from tests.properties.test_fit import ask_of
-from tests.unit.law.fit_oracle import Scene, Work
+from tests.unit.law.fit_oracle import PlacementCase, Work
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
 from tests.unit.law.strategies import GROUPS, nodes_left, scenes, works
 from tests.unit.proposal.placement.fragmentation_oracle import Slow
@@ -153,7 +153,7 @@ loud = st.sampled_from(
 
 
 on_devices = st.sampled_from([frozenset({"devices"} | more) for more in (set[str](), {"resources"}, {"taints"}, {"peers"})])
-Coming = tuple[Scene, list[Work], list[tuple[int, int]], str]
+Coming = tuple[PlacementCase, list[Work], list[tuple[int, int]], str]
 
 
 @st.composite

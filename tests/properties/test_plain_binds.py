@@ -22,7 +22,7 @@ from tests.properties.books_check import stale
 from tests.properties.test_authority_machine import APART, DEEDS, books, summed
 from tests.properties.test_pipelined_batches import SORTS, Twins, one_by_one, plain
 from tests.unit.commitment.authority_fixture import T1, bind, spawn_replicas
-from tests.unit.commitment.test_recovery import led_again, marked, restored
+from tests.unit.commitment.test_recovery import acquire_leases, mark_node, restore_backup
 
 PLAINLY = placement._bind_fast
 
@@ -71,16 +71,16 @@ async def test_what_is_plain_is_bound_in_one_go_from_the_first_on(scope: Scope) 
 async def test_what_must_never_run_twice_is_not_bound_while_a_node_is_awaited(scope: Scope) -> None:
     """It may be running there. Whoever may run twice is bound meanwhile."""
     keys = [*await spawn_replicas(scope, "w", 2), *await spawn_replicas(scope, "job", 2, type_="job")]
-    await restored(scope)
-    await led_again(scope, "node-lifecycle", "scheduler")
-    await marked(scope, "n1", NodeHealth.JOINING, NodeHealth.READY)
+    await restore_backup(scope)
+    await acquire_leases(scope, "node-lifecycle", "scheduler")
+    await mark_node(scope, "n1", NodeHealth.JOINING, NodeHealth.READY)
     taken, watching = watched()
     with watching:
         await bind(scope, keys[0])
         assert (
             await scope.refused(scope.actors["scheduler"], Bind(keys[2], scope.at(keys[2]), "n1", T1)) is Code.AWAITING_REPORTS
         )
-        await marked(scope, "n2", NodeHealth.JOINING, NodeHealth.READY)
+        await mark_node(scope, "n2", NodeHealth.JOINING, NodeHealth.READY)
         await bind(scope, keys[2])
     assert taken == [True, False, True]
 

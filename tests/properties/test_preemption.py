@@ -25,7 +25,7 @@ from remit.proposal.placement.preemption import (
 )
 from tests.properties.authority_world import amounts, workload
 from tests.properties.effort import tries
-from tests.unit.law.fit_oracle import devices_found
+from tests.unit.law.fit_oracle import devices_available
 
 
 class Runner(NamedTuple):
@@ -116,7 +116,7 @@ def would_do(cluster: Cluster, row: int, gone: tuple[int, ...]) -> bool:
     return (
         cluster.free[row][0] + sum(r.cpu for r in runners) >= cpu
         and cluster.free[row][1] + sum(r.memory for r in runners) >= memory
-        and devices_found([DeviceRequest(kind="gpu", count=gpus)] if gpus else [], devices, used)
+        and devices_available([DeviceRequest(kind="gpu", count=gpus)] if gpus else [], devices, used)
     )
 
 

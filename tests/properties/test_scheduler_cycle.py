@@ -51,7 +51,7 @@ from tests.properties.effort import tries
 from tests.properties.test_scheduler_view import listed
 from tests.unit.commitment.authority_fixture import transition_claim
 from tests.unit.law import fit_oracle as oracle
-from tests.unit.law.fit_oracle import Scene, Work
+from tests.unit.law.fit_oracle import PlacementCase, Work
 from tests.unit.proposal.scheduler_fixture import Mind, quota, rank
 
 NUMBER = st.integers(0, 63)
@@ -395,7 +395,7 @@ class MindMachine(RuleBasedStateMachine):
         for key in self.replicas("pending", "reserved"):
             self._is_right(key, scene, places, later)
 
-    def _scene(self) -> tuple[Scene, dict[str, int]]:
+    def _scene(self) -> tuple[PlacementCase, dict[str, int]]:
         left, places = [], {}
         for row, (name, ledger) in enumerate(sorted(self.scope.books.nodes.items())):
             free = {resource: count for resource, count in ledger.free.items() if not resource.startswith("@")}
@@ -403,7 +403,7 @@ class MindMachine(RuleBasedStateMachine):
             left.append(NodeFree(ledger.node, free, used))
             places[name] = row
         standing = [(self._work(key), places[self._node_of(key)]) for key in self.replicas(*HOLDS)]
-        return Scene(left, standing, [], Work("", "", {}, workload("x").spec)), places
+        return PlacementCase(left, standing, [], Work("", "", {}, workload("x").spec)), places
 
     def _node_of(self, key: str) -> str:
         return str(self.scope.row(key)["status"]["node"])
@@ -420,7 +420,7 @@ class MindMachine(RuleBasedStateMachine):
         gpus = sum(ask.count * 1000 + (400 if ask.share else 0) for ask in work.spec.template.devices)
         return all(left.get(name, 0) >= need * count for name, need in {**needs, "devices/gpu": gpus}.items() if need)
 
-    def _is_right(self, key: str, scene: Scene, places: dict[str, int], later: bool) -> None:
+    def _is_right(self, key: str, scene: PlacementCase, places: dict[str, int], later: bool) -> None:
         work = self._work(key)
         assert self.scope.phase(key) == "pending", f"{key} is reserved, and all its victims have gone"
         wait = self.mind.wait(key.split("/")[2], work.tenant)
@@ -430,10 +430,10 @@ class MindMachine(RuleBasedStateMachine):
             assert wait.reason == Code.DELETING
             return
         here = scene._replace(work=work)
-        broken = {name: oracle.broken(here, row) for name, row in places.items()}
-        fits = [name for name, codes in broken.items() if not codes]
+        violations = {name: oracle.violations(here, row) for name, row in places.items()}
+        fits = [name for name, codes in violations.items() if not codes]
         covered = self._covered(key, work.spec.gang.min if work.spec.gang else 1)
-        reasons = {code for codes in broken.values() for code in codes}
+        reasons = {code for codes in violations.values() for code in codes}
         if not covered:
             reasons.add(Code.OVER_QUOTA)
         if work.spec.gang:
@@ -447,11 +447,11 @@ class MindMachine(RuleBasedStateMachine):
         assert not later or wait.reason in reasons, f"{key} waits for {wait.reason}; the oracle says {reasons}"
         assert not (fits and covered), f"{key} fits {fits} and is covered, and waits for {wait.reason}"
         if later and covered and work.spec.priority_class in ("high", "top"):
-            for name, codes in broken.items():
+            for name, codes in violations.items():
                 if codes <= {Code.NO_ROOM}:
                     assert not self._could_make_room(work, name, here), f"{key} could push somebody aside on {name}"
 
-    def _could_make_room(self, work: Work, name: str, scene: Scene) -> bool:
+    def _could_make_room(self, work: Work, name: str, scene: PlacementCase) -> bool:
         """Is there enough on one node in the hands of lower work that may lose it? Only amounts are looked at, and only those
         workloads as victims whose going changes no count that the work looks at.
         """

@@ -16,7 +16,7 @@ from remit.model.kinds import Affinity, Placement, PolicySpec, Spread, Template,
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
 from tests.properties.books_check import LOOKED_UP, compared
-from tests.unit.law.fit_oracle import Scene, Work
+from tests.unit.law.fit_oracle import PlacementCase, Work
 from tests.unit.law.scalar_fit import OneNode
 from tests.unit.law.strategies import scenes
 
@@ -32,7 +32,7 @@ def _seen(node: OneNode) -> list[Any]:
 
 
 @given(scenes(loud=frozenset({"policy"})), st.integers(1, 3), st.data())
-def test_an_ask_that_is_shared_is_the_ask_that_is_made_alone(scene: Scene, most: int, data: st.DataObject) -> None:
+def test_an_ask_that_is_shared_is_the_ask_that_is_made_alone(scene: PlacementCase, most: int, data: st.DataObject) -> None:
     """Also where so few are kept that they come and go."""
     asks = RequirementsInterner(scene.policies)
     nodes = [OneNode(one) for one in scene.left]

@@ -10,7 +10,7 @@ from remit.law.requirements import compile_requirements
 from remit.model.kinds import Device, DeviceRequest
 from remit.proposal.placement.devices import assign_devices, fits_devices
 from tests.properties.authority_world import workload
-from tests.unit.law.fit_oracle import devices_found
+from tests.unit.law.fit_oracle import devices_available
 
 A10, H100 = (Device(name=f"{model.lower()}-{i}", kind="gpu", model=model) for model, i in (("A10", 0), ("H100", 1)))
 
@@ -51,7 +51,7 @@ def test_whole_devices_are_found_if_and_only_if_there_is_a_way(
     taken = {f"d{i}": used for i, (_, _, used) in enumerate(there) if used}
     one = ask(*wanted)
     found = assign_devices(one, named, taken)
-    assert (found is not None) == devices_found(wanted, named, taken) == fits_devices(one, named, taken)
+    assert (found is not None) == devices_available(wanted, named, taken) == fits_devices(one, named, taken)
     if found is not None:
         assert len(found) == sum(each.count for each in wanted)
         assert not any(taken.get(name) for name in found)
