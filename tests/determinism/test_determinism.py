@@ -98,7 +98,9 @@ def test_seed_repeats_run_under_any_hash_seed(name: str) -> None:
     """Not only the digest: every reported field is equal."""
     again = repeated_runs()[name]
     run, same = (
-        (standing()[name].run, again.whole) if again.whole is not None else (simulate_beginnings(BEGINNING_S)[name], again.begun)
+        (standing()[name].run, again.whole)
+        if again.whole is not None
+        else (simulate_beginnings(BEGINNING_S)[name], again.begun)
     )
     assert run.digest == same.digest
     assert run == same
