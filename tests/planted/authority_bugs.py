@@ -268,13 +268,13 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
 
     async def at_once(self: Authority, operations: Sequence[Operation], /) -> list[Verdict]:
         if self._leadership_lost is None and operations:
-            said = batch.prepare(self.batch_base(), operations).answers
+            answers = batch.prepare(self.batch_base(), operations).answers
             refused = [
                 Refused(Code(one.code), one.detail, self._position.revision)
-                for one in said
+                for one in answers
                 if isinstance(one, AuditEntry) and one.code
             ]
-            if len(refused) == len(said):
+            if len(refused) == len(answers):
                 return [*refused]
         return await ask(self, operations)
 

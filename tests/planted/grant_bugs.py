@@ -142,8 +142,8 @@ def returned_capacity_is_kept(patch: pytest.MonkeyPatch) -> None:
         return ruled
 
     def believe(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
-        said = less.get((claim.name, claim.report), claim.remaining)
-        return credit(draft, operation, replace(claim, remaining=said))
+        reported = less.get((claim.name, claim.report), claim.remaining)
+        return credit(draft, operation, replace(claim, remaining=reported))
 
     credit = grants.credit
     less: dict[tuple[str, int], Any] = {}

@@ -82,9 +82,9 @@ def a_restart_is_reported_as_a_crash(patch: pytest.MonkeyPatch) -> None:
     following = NodeReconciler._reconcile_exited
 
     def both(self: NodeReconciler, now_ms: int, attempt: Any, assignment: Any, *args: Any) -> Iterator[AgentAction]:
-        for deed in following(self, now_ms, attempt, assignment, *args):
-            yield deed
-            if isinstance(deed, StartAction):
+        for action in following(self, now_ms, attempt, assignment, *args):
+            yield action
+            if isinstance(action, StartAction):
                 yield ReportAction(attempt, Move(attempt.key, assignment.revision, "crash", attempt.number, GONE))
 
     patch.setattr(NodeReconciler, "_reconcile_exited", both)

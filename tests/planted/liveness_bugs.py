@@ -216,8 +216,8 @@ def a_node_never_returns(patch: pytest.MonkeyPatch) -> None:
     _marks(patch, never)
 
 
-def _health(deed: Action) -> NodeHealth | None:
-    return deed.claim.health if isinstance(deed.claim, Mark) else None
+def _health(action: Action) -> NodeHealth | None:
+    return action.claim.health if isinstance(action.claim, Mark) else None
 
 
 @bug(34, scenario="a-core-is-left", expects=("silence_is_noticed",))
@@ -237,8 +237,8 @@ def unknown_replicas_stay_unknown(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeController, "_fail_replicas", doubt)
 
 
-def _transition(deed: Action) -> str:
-    return deed.claim.transition if isinstance(deed.claim, Move) else ""
+def _transition(action: Action) -> str:
+    return action.claim.transition if isinstance(action.claim, Move) else ""
 
 
 @bug(32, scenario="services", expects=("writes_cease", "what_is_ready_is_served", "the_last_endpoint_is_not_withdrawn"))
@@ -303,8 +303,8 @@ def orphans_are_left(patch: pytest.MonkeyPatch) -> None:
     look = NodeReconciler.reconcile
 
     def keep(self: NodeReconciler, now_ms: int, orders: Any, kept: Any, **more: Any) -> list[AgentAction]:
-        deeds = look(self, now_ms, orders, kept, **more)
-        return [one for one in deeds if not isinstance(one, StopAction) or self.is_assigned(orders, one.attempt)]
+        actions = look(self, now_ms, orders, kept, **more)
+        return [one for one in actions if not isinstance(one, StopAction) or self.is_assigned(orders, one.attempt)]
 
     patch.setattr(NodeReconciler, "reconcile", keep)
 

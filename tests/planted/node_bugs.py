@@ -135,9 +135,9 @@ def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
         record: Any,
         holds_lease: bool,
     ) -> Iterator[AgentAction]:
-        for deed in following(self, now_ms, assignments, attempt, assignment, record, holds_lease):
-            yield deed
-            if isinstance(deed, StopAction) and assignment.replica.status.phase is Phase.STOPPING and holds_lease:
+        for action in following(self, now_ms, assignments, attempt, assignment, record, holds_lease):
+            yield action
+            if isinstance(action, StopAction) and assignment.replica.status.phase is Phase.STOPPING and holds_lease:
                 yield ReportAction(attempt, Move(attempt.key, assignment.revision, "stopped", attempt.number, result=OK))
 
     patch.setattr(NodeReconciler, "_reconcile_attempt", hasty)

@@ -213,16 +213,16 @@ def a_hint_authorises(patch: pytest.MonkeyPatch) -> None:
     """Schedulers claim warm nodes, and the authority does not check them either."""
     _warm_nodes_pass_every_filter(patch)
     place = placement.place
-    said: list[bool] = [False]
+    is_warm: list[bool] = [False]
 
     def believing(draft: Draft, operation: Any, claim: Any, replica: Replica, ask: Any) -> Any:
         summary = draft.lookup(key_of("Summary", f"warm/{claim.node}"))
         counts = {} if summary is None else summary[0].spec.counts
-        said[0] = f"{replica.metadata.tenant}/{replica.spec.workload}" in counts
+        is_warm[0] = f"{replica.metadata.tenant}/{replica.spec.workload}" in counts
         return place(draft, operation, claim, replica, ask)
 
     patch.setattr(placement, "place", believing)
-    patch.setattr(placement, "misfit", lambda *args: None if said[0] else misfit(*args))
+    patch.setattr(placement, "misfit", lambda *args: None if is_warm[0] else misfit(*args))
     patch.setattr(placement, "_bind_fast", lambda *args: False)
 
 

@@ -346,7 +346,7 @@ class Scope:
         self.leader: RunningAuthority | None = None
         self.deposed: list[RunningAuthority] = []
         self.actors: dict[str, Actor] = {}
-        self.asked: dict[str, Operation] = {}
+        self.operations: dict[str, Operation] = {}
         self.answers: dict[str, Verdict] = {}
         self.takeovers = 0
         self.reborn = False
@@ -403,7 +403,7 @@ class Scope:
     async def operation(self, actor: Actor, claim: AnyClaim, evidence: Evidence = Evidence()) -> Operation:
         incarnation, window = await self._window()
         made = Operation(operation_id(incarnation, window, self.ids.nonce()), actor, claim, evidence)
-        self.asked[made.id] = made
+        self.operations[made.id] = made
         return made
 
     async def _window(self) -> tuple[str, int]:
@@ -506,18 +506,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 def story(test: Callable[[Scope], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     """Run an async test on a furnished scope."""
 
-    def told() -> None:
-        async def tell() -> None:
+    def wrapper() -> None:
+        async def run_test() -> None:
             scope = await furnished()
             try:
                 await test(scope)
             finally:
                 await scope.close()
 
-        run(tell())
+        run(run_test())
 
-    told.__name__, told.__doc__, told.__module__ = test.__name__, test.__doc__, test.__module__
-    return told
+    wrapper.__name__, wrapper.__doc__, wrapper.__module__ = test.__name__, test.__doc__, test.__module__
+    return wrapper
 
 
 # ------------------------------------------------------------------------------------------------------------ objects

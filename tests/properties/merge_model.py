@@ -90,7 +90,7 @@ class Branch:
     def __init__(self, origin: Rows, sequence: int, without: type[Claim] | None = None) -> None:
         self.origin, self.rows, self.without = origin, dict(origin), without
         self.books, self.deeds = books_of(origin), list[AppliedOperation]()
-        self.heard = {thing.metadata.name: NOW for thing in origin.values() if isinstance(thing, Lease)}
+        self.renewed_ms = {thing.metadata.name: NOW for thing in origin.values() if isinstance(thing, Lease)}
         # Branches count from distant numbers, so that uids are unique without coordination.
         self.sequence, self.revision = sequence, ORIGIN_REVISION
 
@@ -100,7 +100,7 @@ class Branch:
 
     def ask(self, by: Actor, claim: Any) -> int | Refused:
         """Decide one operation and, if accepted, commit it here."""
-        moment = DecisionTime(NOW, BOOT, dict(self.heard), 0, self.sequence, INCARNATION)
+        moment = DecisionTime(NOW, BOOT, dict(self.renewed_ms), 0, self.sequence, INCARNATION)
         draft = Draft(self.books, moment)
         answer = decide(draft, Operation(operation_id(INCARNATION, 1, str(self.sequence)), by, claim))
         if isinstance(answer, Refused):
@@ -109,7 +109,7 @@ class Branch:
         changed = {name: (self.rows.get(name), row) for name, row in after.items() if self.rows.get(name) != row}
         self.sequence, self.revision = self.sequence + 1, self.revision + 1
         self.books.absorb(draft, self.revision, {name: encode(row) for name, row in after.items() if row is not None})
-        self.heard.update(draft.renewed_ms)
+        self.renewed_ms.update(draft.renewed_ms)
         self.deeds.append(AppliedOperation(claim, by, changed))
         for name, row in after.items():
             if row is None:
@@ -301,7 +301,7 @@ def violations(rows: Rows, origin: Rows, branches: Sequence[Branch]) -> dict[str
     """Violations by the name of the invariant."""
     scene = Scene(rows, origin, branches)
     found = {name: list(check(scene)) for name, check in INVARIANTS.items()}
-    return {name: said for name, said in found.items() if said}
+    return {name: values for name, values in found.items() if values}
 
 
 def holds(replica: Replica) -> bool:
@@ -457,7 +457,7 @@ def one_result_per_attempt(scene: Scene) -> Found:
     for one in scene.ever(Replica):
         if one.status.result:
             results[key(one), one.status.attempt].add(one.status.result)
-    yield from (f"{name} attempt {n}: {said}" for (name, n), said in results.items() if len(said) > 1)
+    yield from (f"{name} attempt {n}: {results_seen}" for (name, n), results_seen in results.items() if len(results_seen) > 1)
 
 
 @invariant
@@ -569,7 +569,7 @@ def one_content_per_policy_number(scene: Scene) -> Found:
     contents: dict[int, set[bytes]] = defaultdict(set)
     for revision in scene.ever(PolicyRevision):
         contents[revision.spec.number].add(encode(sorted(revision.spec.policies.items())))
-    yield from (f"policy revision {number} was published twice" for number, said in contents.items() if len(said) > 1)
+    yield from (f"policy revision {number} was published twice" for number, content in contents.items() if len(content) > 1)
 
 
 @invariant
@@ -585,7 +585,7 @@ def one_spec_per_generation(scene: Scene) -> Found:
     specs: dict[str, set[bytes]] = defaultdict(set)
     for generation in scene.ever(Generation):
         specs[key(generation)].add(encode(generation.spec))
-    yield from (f"{name} has two specs" for name, said in specs.items() if len(said) > 1)
+    yield from (f"{name} has two specs" for name, specs_seen in specs.items() if len(specs_seen) > 1)
 
 
 @invariant
@@ -647,9 +647,9 @@ def heeded(deed: AppliedOperation, rows: Rows) -> bool:
         case Report(name=name, summary=SummarySpec(epoch=epoch, sequence=sequence)):
             row = rows.get(key_of("Summary", name))
             return row is not None and (row.spec.epoch, row.spec.sequence) >= (epoch, sequence)
-        case SetCondition(kind=kind, name=name, tenant=tenant, condition=said):
+        case SetCondition(kind=kind, name=name, tenant=tenant, condition=claimed):
             row = rows.get(key_of(kind, name, tenant))
-            return row is None or _observed(row.status.conditions, said)
+            return row is None or _observed(row.status.conditions, claimed)
         case Adopt(number=number, policies=policies, asked_ms=asked, ttl=ttl):
             row = rows.get(key_of("PolicyRevision", f"{number:08d}"))
             deadline: Deadline | None = None if row is None else row.spec.deadline
@@ -670,13 +670,13 @@ def heeded(deed: AppliedOperation, rows: Rows) -> bool:
             return True
 
 
-def _observed(conditions: tuple[Condition, ...], said: Condition) -> bool:
+def _observed(conditions: tuple[Condition, ...], claimed: Condition) -> bool:
     """The condition is there, or a later one of its type, or the maximum number of later ones."""
 
     def when(condition: Condition) -> tuple[int, str]:
         return condition.observed_generation, condition.last_transition
 
-    same = [condition for condition in conditions if condition.type == said.type]
+    same = [condition for condition in conditions if condition.type == claimed.type]
     if same:
-        return when(same[0]) >= when(said)
-    return len(conditions) == CONDITIONS_MAX and all(when(condition) >= when(said) for condition in conditions)
+        return when(same[0]) >= when(claimed)
+    return len(conditions) == CONDITIONS_MAX and all(when(condition) >= when(claimed) for condition in conditions)

@@ -292,7 +292,7 @@ class FaultyScopeMachine(RuleBasedStateMachine):
     def repeat_operation(self, n: int) -> None:
         """F01 F37: the same id gets the same verdict from any authority, and nothing changes."""
         scope = self.r
-        known = [operation for i, operation in scope.asked.items() if i in scope.answers]
+        known = [operation for i, operation in scope.operations.items() if i in scope.answers]
         if known:
             self.do(self._again(scope, known[n % len(known)], through_standby=n % 3 == 0))
 
@@ -328,7 +328,7 @@ class FaultyScopeMachine(RuleBasedStateMachine):
     @rule(n=NUMBER)
     def abandon_operation(self, n: int) -> None:
         """The outcome so far is returned; if there is none, the operation is never applied."""
-        pool = self.silent or list(self.r.asked.values())
+        pool = self.silent or list(self.r.operations.values())
         if pool:
             self.do(self._abandon(pool[n % len(pool)]))
 
@@ -375,10 +375,10 @@ class FaultyScopeMachine(RuleBasedStateMachine):
         self.r.store.plan.clear()
         status = await self.r.lead.authority.status()
         horizon = self.r.lead.authority.outcomes.horizon
-        asked = status.window + 1 + window if ahead else horizon - 1 - window
-        if asked < 0:
+        id_window = status.window + 1 + window if ahead else horizon - 1 - window
+        if id_window < 0:
             return
-        made = Operation(OperationID(f"{status.incarnation}.{asked}.x{asked}"), USER, Apply(workload("never")))
+        made = Operation(OperationID(f"{status.incarnation}.{id_window}.x{id_window}"), USER, Apply(workload("never")))
         answers = await self.r.send([made])
         assert isinstance(answers, list) and isinstance(answers[0], Refused), answers
         assert answers[0].code is Code.OPERATION_EXPIRED

@@ -307,9 +307,9 @@ class BacklogMachine(RuleBasedStateMachine):
         assert {line.key: wait for line, wait in self.backlog.waiting()} == waiting
         assert self.backlog.next_ms() == min((wait.until_ms for wait in waiting.values()), default=None)
         assert self.backlog.active == any(plain.wait is None and plain.queued() for plain in self.plain.values())
-        told = self.backlog.reasons()
-        assert sum(tally.queues for tally in told.values()) == len(waiting)
-        assert sum(tally.members for tally in told.values()) == sum(len(self.plain[kind].members) for kind in waiting)
+        reasons = self.backlog.reasons()
+        assert sum(tally.queues for tally in reasons.values()) == len(waiting)
+        assert sum(tally.members for tally in reasons.values()) == sum(len(self.plain[kind].members) for kind in waiting)
 
     @invariant()
     def removed_queues_leave_no_state(self) -> None:

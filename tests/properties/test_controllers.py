@@ -54,7 +54,7 @@ def run_interrupted(strike: int = 0, how: str = "") -> tuple[dict[str, Any], lis
     async def scenario(t: VirtualCluster) -> None:
         wire = FaultyWire(t.authority, strike, how)
         end = await run_lifecycle(t, wire)
-        ends.append((end, [type(one.claim).__name__ for one in wire.asked]))
+        ends.append((end, [type(one.claim).__name__ for one in wire.operations]))
         assert how != "before" or wire.died.is_set()
 
     in_virtual_cluster(scenario)
@@ -62,7 +62,7 @@ def run_interrupted(strike: int = 0, how: str = "") -> tuple[dict[str, Any], lis
 
 
 def test_lifecycle_ends_in_expected_state() -> None:
-    end, asked = run_interrupted()
+    end, claims = run_interrupted()
     assert set(end) == {"workload/t1/w", "workload/t1/j", "node/n1", "node/n2", "orphans"}
     phases, conditions = end["workload/t1/w"]
     assert phases == ["serving"]
@@ -72,17 +72,17 @@ def test_lifecycle_ends_in_expected_state() -> None:
     assert end["workload/t1/j"][1]["Complete"] == ("True", "Done", 1)
     assert end["node/n2"] == ("ready", {"Drained": ("True", "Empty", 2)})
     assert end["orphans"] == []
-    assert {"Spawn", "Move", "Mark", "SetCondition", "Forget", "Delete", "Acquire"} <= set(asked)
+    assert {"Spawn", "Move", "Mark", "SetCondition", "Forget", "Delete", "Acquire"} <= set(claims)
 
 
 @pytest.mark.parametrize("how", STEPS)
 def test_interrupted_lifecycle_ends_in_same_state(how: str) -> None:
     """F01 F19 F20 F37: the controllers crash before or after each claim, or its answer is lost, or it arrives twice."""
-    end, asked = run_interrupted()
-    assert len(asked) > 40
-    for strike in range(1, len(asked) + 1, 1 if SOAKING else STEPS[how]):
+    end, claims = run_interrupted()
+    assert len(claims) > 40
+    for strike in range(1, len(claims) + 1, 1 if SOAKING else STEPS[how]):
         then, _ = run_interrupted(strike, how)
-        assert then == end, f"claim {strike}, a {asked[strike - 1]}, {how}"
+        assert then == end, f"claim {strike}, a {claims[strike - 1]}, {how}"
 
 
 def test_idle_scope_is_not_written_to() -> None:
@@ -93,11 +93,11 @@ def test_idle_scope_is_not_written_to() -> None:
         await start_workloads(t, wire)
         begun = t.start_controllers(waiting, "another")
         await t.sleep(30 * BEAT_MS)
-        before, asked, refused = await t.store.revision(), len(wire.asked), len(waiting.asked)
+        before, claims, refused = await t.store.revision(), len(wire.operations), len(waiting.operations)
         await t.sleep(600_000)
-        assert len(wire.asked) == asked, [one.claim for one in wire.asked[asked:]]
-        assert len(waiting.asked) == refused, "one attempt per lease"
-        assert {type(one.claim) for one in waiting.asked} == {Acquire}
+        assert len(wire.operations) == claims, [one.claim for one in wire.operations[claims:]]
+        assert len(waiting.operations) == refused, "one attempt per lease"
+        assert {type(one.claim) for one in waiting.operations} == {Acquire}
         written = [row for row in (await t.store.range("", limit=1_000)).rows if row.revision > before]
         assert {row.key.partition("/")[0] for row in written} <= {"head", "batch"}
         assert not any(decode_batch(row.value).entries for row in written if row.key.startswith(BATCH_PREFIX)), (

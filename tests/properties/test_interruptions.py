@@ -69,7 +69,7 @@ class PersistentClient:
     def __init__(self, *scopes: Scope) -> None:
         self.scopes = scopes
         self.scope = scopes[0]
-        self.said: list[str] = []
+        self.answers: list[str] = []
 
     def on(self, scope: Scope) -> PersistentClient:
         self.scope = scope
@@ -78,7 +78,7 @@ class PersistentClient:
     async def ask(self, actor: str | Actor, claim: AnyClaim) -> int:
         scope = self.scope
         who = scope.actors[actor] if isinstance(actor, str) else actor
-        made = operation_id(scope.row("head")["incarnation"], 1, f"step{len(self.said)}")
+        made = operation_id(scope.row("head")["incarnation"], 1, f"step{len(self.answers)}")
         operation = Operation(made, who, claim)
         for _ in range(12):
             if not scope.lead.alive:
@@ -86,7 +86,7 @@ class PersistentClient:
             answers = await scope.send([operation])
             if not isinstance(answers, EndpointError):
                 verdict = answers[0]
-                self.said.append(f"{verdict.code}" if isinstance(verdict, Refused) else f"accepted {verdict.number}")
+                self.answers.append(f"{verdict.code}" if isinstance(verdict, Refused) else f"accepted {verdict.number}")
                 return verdict.number if isinstance(verdict, Accepted) else -1
         raise AssertionError(f"{operation} was never answered: {answers}")
 
@@ -234,7 +234,7 @@ async def run_interrupted(
     ends = [comparable(await scope.dump()) for scope in scopes]
     for scope in scopes:
         await scope.close()
-    return teller.said, ends, scopes[struck].store.kinds
+    return teller.answers, ends, scopes[struck].store.kinds
 
 
 def comparable(rows: dict[str, bytes]) -> dict[str, Any]:
@@ -257,20 +257,20 @@ def test_scenario_interrupted_at_any_store_call_ends_the_same(
     story: Callable[[PersistentClient], Awaitable[None]], struck: int
 ) -> None:
     """F01 F15 F19 F20: at every store call in turn."""
-    said, ends, kinds = run(run_interrupted(story, {}, struck))
+    expected, ends, kinds = run(run_interrupted(story, {}, struck))
     for call, kind in enumerate(kinds, 1):
         for word in STRIKES[kind]:
             answers, rows, _ = run(run_interrupted(story, {call: word}, struck))
-            assert answers == said, f"{kind} {call} {word}"
+            assert answers == expected, f"{kind} {call} {word}"
             assert rows == ends, f"{kind} {call} {word}"
 
 
 @pytest.mark.parametrize("story", [preempt, restore, delete_workload])
 def test_scenario_interrupted_twice_ends_the_same(story: Callable[[PersistentClient], Awaitable[None]]) -> None:
     """F20: the second fault strikes the recovery from the first."""
-    said, ends, kinds = run(run_interrupted(story, {}))
+    expected, ends, kinds = run(run_interrupted(story, {}))
     for call, kind in enumerate(kinds, 1):
         for next_one in (1, 2, 4):
             strikes = {call: "after" if kind == "commit" else "before", call + next_one: "before"}
             answers, rows, _ = run(run_interrupted(story, strikes))
-            assert (answers, rows) == (said, ends), strikes
+            assert (answers, rows) == (expected, ends), strikes

@@ -134,8 +134,8 @@ async def bring_to_phase(scope: Scope, keys: list[str], phase: str) -> None:
         assert scope.books.replica(key)[0].status.phase == phase
 
 
-async def sent(scope: Scope, asked: list[tuple[Actor, AnyClaim]]) -> list[Accepted | Refused]:
-    operations: list[Operation] = [await scope.operation(actor, claim) for actor, claim in asked]
+async def sent(scope: Scope, requests: list[tuple[Actor, AnyClaim]]) -> list[Accepted | Refused]:
+    operations: list[Operation] = [await scope.operation(actor, claim) for actor, claim in requests]
     verdicts = await scope.send(operations)
     assert isinstance(verdicts, list)
     return verdicts
@@ -170,13 +170,13 @@ async def every_triple(waited: bool) -> Counter[str]:
     for phase, group in groups.items():
         triples = [(transition, role) for transition in transitions for role in ROLES]
         before = {key: scope.books.replicas[key] for key in group}
-        asked = [(actor_of(scope, role), move(scope, key, t)) for key, (t, role) in zip(group, triples, strict=True)]
+        requests = [(actor_of(scope, role), move(scope, key, t)) for key, (t, role) in zip(group, triples, strict=True)]
         # "bind" and "reserve" are claims of their own: a Move that names them is refused.
-        asked = [
+        requests = [
             (actor, Move(key, before[key][0], t, 1, "r")) if t in PLACED else (actor, claim)
-            for (actor, claim), key, (t, _) in zip(asked, group, triples, strict=True)
+            for (actor, claim), key, (t, _) in zip(requests, group, triples, strict=True)
         ]
-        for (transition, role), key, verdict in zip(triples, group, await sent(scope, asked), strict=True):
+        for (transition, role), key, verdict in zip(triples, group, await sent(scope, requests), strict=True):
             why = f"({phase}, {transition}, {role}) waited={waited}: {verdict}"
             code = expected(phase, transition, role, waited=waited)
             if code is None:
@@ -226,11 +226,11 @@ async def _placing() -> None:
         await bring_to_phase(scope, group, phase)
         triples = [(name, role) for name in legal for role in ROLES]
         before = {key: scope.books.replicas[key] for key in group}
-        asked: list[tuple[Actor, AnyClaim]] = []
+        requests: list[tuple[Actor, AnyClaim]] = []
         for key, (name, role) in zip(group, triples, strict=True):
             claim = Forget(key, before[key][0]) if name == "forget" else move(scope, key, name)
-            asked.append((actor_of(scope, role), claim))
-        for (name, role), key, verdict in zip(triples, group, await sent(scope, asked), strict=True):
+            requests.append((actor_of(scope, role), claim))
+        for (name, role), key, verdict in zip(triples, group, await sent(scope, requests), strict=True):
             phases, owner = legal[name]
             why = f"({phase}, {name}, {role}): {verdict}"
             if role == owner and phase in phases:

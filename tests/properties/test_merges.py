@@ -285,7 +285,7 @@ def spawn(first: int) -> Callable[[Branch], None]:
 
 
 def lose_and_give_its_room_away(branch: Branch) -> None:
-    branch.heard.pop("agent/n1")
+    branch.renewed_ms.pop("agent/n1")
     move(branch, Role.NODES, "a-0", "lose", "lost")
     move(branch, Role.REPAIR, "a-0", "release")
     bind(branch, "b-0", "n1", g0=1000)
@@ -667,21 +667,21 @@ SUMMARIES: Final = st.builds(
     counts=st.sampled_from([{}, {"running": 1}]),
 )
 
-Said = tuple[Actor, Any]
+SoftClaim = tuple[Actor, Any]
 LEASED: Final = [actor(role) for role in (Role.SCHEDULER, Role.NODES, Role.POLICY, Role.BUDGETS)]
 
 
-def saying(claim: type[Claim], rows: Rows) -> st.SearchStrategy[Said]:
+def soft_claims_of(claim: type[Claim], rows: Rows) -> st.SearchStrategy[SoftClaim]:
     """Claims of one soft type that can be made on these rows."""
     by = st.sampled_from([actor(Role.USER), *LEASED])
     names = st.sampled_from(["e1", "e2", "e3"])
     seen = observable(rows)
-    said: dict[type[Claim], Callable[[], st.SearchStrategy[Said]]] = {
+    strategies: dict[type[Claim], Callable[[], st.SearchStrategy[SoftClaim]]] = {
         RecordEvent: lambda: st.tuples(by, names.map(lambda n: RecordEvent(n, EventSpec(regarding=f"node/{n}", reason=n)))),
         RecordDecision: lambda: st.tuples(by, names.map(lambda n: RecordDecision(n, TENANT, DecisionSpec(replicas={n: ""})))),
         Report: lambda: st.tuples(by, st.builds(Report, name=st.sampled_from(["eu", "us"]), summary=SUMMARIES)),
         SetCondition: lambda: st.tuples(
-            by, st.builds(lambda at, said: SetCondition(at[0], at[1], said, at[2]), st.sampled_from(seen), CONDITIONS)
+            by, st.builds(lambda at, condition: SetCondition(at[0], at[1], condition, at[2]), st.sampled_from(seen), CONDITIONS)
         ),
         Adopt: lambda: st.builds(
             lambda number, asked: (actor(Role.POLICY), Adopt(number, ABOVE[number], MINUTE, asked)),
@@ -689,7 +689,7 @@ def saying(claim: type[Claim], rows: Rows) -> st.SearchStrategy[Said]:
         ),
         Vacate: lambda: st.sampled_from(LEASED).map(lambda one: (one, Vacate(one.lease))),
     }  # fmt: skip
-    return said[claim]()
+    return strategies[claim]()
 
 
 def observable(rows: Rows) -> list[tuple[str, str, str]]:
@@ -697,27 +697,27 @@ def observable(rows: Rows) -> list[tuple[str, str, str]]:
     return sorted((type(one).__name__, one.metadata.name, one.metadata.tenant) for one in things)
 
 
-def sayable(rows: Rows) -> list[type[Claim]]:
+def claimable(rows: Rows) -> list[type[Claim]]:
     """Soft claims with a suitable object here. Policies are either published or adopted in a scope, never both."""
     publishes = any(isinstance(row, PolicyRevision) and row.spec.deadline is None for row in rows.values())
     missing = {Adopt: publishes, SetCondition: not observable(rows)}
     return [claim for claim in FREE if not missing.get(claim, False)]
 
 
-Sayings = dict[type[Claim], st.SearchStrategy[Said]]
+SoftClaims = dict[type[Claim], st.SearchStrategy[SoftClaim]]
 
 
-def sayings(rows: Rows) -> Sayings:
-    return {claim: saying(claim, rows) for claim in sayable(rows)}
+def soft_claims(rows: Rows) -> SoftClaims:
+    return {claim: soft_claims_of(claim, rows) for claim in claimable(rows)}
 
 
-EVERYWHERE: Final = sayings(ADOPTING)
-BESIDE: Final[list[tuple[CounterExample, Sayings]]] = [(example, sayings(example.origin())) for example in HARD]
+EVERYWHERE: Final = soft_claims(ADOPTING)
+BESIDE: Final[list[tuple[CounterExample, SoftClaims]]] = [(example, soft_claims(example.origin())) for example in HARD]
 
 
-def heard(origin: Rows, sequence: int, said: Iterable[Said]) -> Branch:
+def branch_with(origin: Rows, sequence: int, claims: Iterable[SoftClaim]) -> Branch:
     branch = Branch(origin, sequence)
-    for by, claim in said:
+    for by, claim in claims:
         branch.ask(by, claim)
     return branch
 
@@ -728,7 +728,7 @@ def test_soft_claims_merge_in_any_order(claim: type[Claim], data: st.DataObject)
     either = EVERYWHERE[claim] | st.one_of(*EVERYWHERE.values())
     first, more = data.draw(EVERYWHERE[claim]), st.lists(either, max_size=4)
     words = [[first, *data.draw(more)], [data.draw(either), *data.draw(more)], data.draw(more)]
-    branches = [heard(ADOPTING, 1000 * n, said) for n, said in enumerate(words, 1)]
+    branches = [branch_with(ADOPTING, 1000 * n, claims) for n, claims in enumerate(words, 1)]
     a, b, c = (branch.rows for branch in branches)
     assert branches[0].deeds[0].claim == first[1], "the first claim is accepted"
 
@@ -751,7 +751,7 @@ def test_soft_claims_merge_with_one_branch_of_hard_claims(claim: type[Claim], da
     hard = Branch(origin, 1000)
     side(hard)
     first = data.draw(words[claim])
-    free = heard(origin, 2000, [first, *data.draw(st.lists(st.one_of(*words.values()), max_size=3))])
+    free = branch_with(origin, 2000, [first, *data.draw(st.lists(st.one_of(*words.values()), max_size=3))])
     assert free.deeds[0].claim == first[1], "the first claim is accepted"
     merged = merge(origin, hard.rows, free.rows)
     assert merged == merge(origin, free.rows, hard.rows)

@@ -104,7 +104,7 @@ def test_pipelined_batches_equal_sequential_ones(
 def pipelined_test(test: Any) -> Any:
     """Run a test in a scope with small batches, and count the drafts decided on top of another."""
 
-    def told(*arguments: Any, **more: Any) -> None:
+    def wrapper(*arguments: Any, **more: Any) -> None:
         followed: list[Draft] = []
         follow = Draft.follow
 
@@ -112,7 +112,7 @@ def pipelined_test(test: Any) -> Any:
             followed.append(draft)
             return follow(draft, moment)
 
-        async def tell() -> None:
+        async def run_test() -> None:
             scope = await furnished(nodes=[node("n1", "4"), node("n2", "4", "b")])
             followed.clear()
             try:
@@ -121,10 +121,10 @@ def pipelined_test(test: Any) -> Any:
                 await scope.close()
 
         with mock.patch.object(Scope, "batch_max", EACH), mock.patch.object(Draft, "follow", counted):
-            run(tell())
+            run(run_test())
 
-    told.__name__, told.__doc__, told.__module__ = test.__name__, test.__doc__, test.__module__
-    return told
+    wrapper.__name__, wrapper.__doc__, wrapper.__module__ = test.__name__, test.__doc__, test.__module__
+    return wrapper
 
 
 async def binds(scope: Scope, count: int = 12, cpu: str = "1") -> list[list[Operation]]:
@@ -180,7 +180,7 @@ def test_batches_on_top_of_failed_batch_are_decided_again(word: str, place: int)
     """F01 F12: whatever happens to a batch, every operation is applied once and answered."""
 
     @pipelined_test
-    async def tell(scope: Scope, followed: list[Draft]) -> None:
+    async def run_test(scope: Scope, followed: list[Draft]) -> None:
         asks = await binds(scope)
         scope.store.plan.extend(["ok"] * place + [word])
         answers = await at_once(scope, asks)
@@ -193,7 +193,7 @@ def test_batches_on_top_of_failed_batch_are_decided_again(word: str, place: int)
         assert all(len(scope.checker.versions[f"replica/t1/w-{i}"]) <= 2 for i in range(12))
         assert books(scope.books) == summed(scope) and followed
 
-    tell()
+    run_test()
 
 
 @pipelined_test
@@ -285,7 +285,7 @@ async def test_request_cancelled_in_queue_is_not_applied(scope: Scope, followed:
 
 def test_old_notes_are_pruned_in_pipelined_batches() -> None:
     @pipelined_test
-    async def tell(scope: Scope, followed: list[Draft]) -> None:
+    async def run_test(scope: Scope, followed: list[Draft]) -> None:
         said = EventSpec(regarding="node/n1")
         operations = [await scope.operation(USER, RecordEvent(f"e{i:02d}", said)) for i in range(12)]
         await at_once(scope, [operations[i : i + EACH] for i in range(0, 12, EACH)])
@@ -294,7 +294,7 @@ def test_old_notes_are_pruned_in_pipelined_batches() -> None:
         assert followed
 
     with mock.patch.object(batch, "NOTES_MAX", 4):
-        tell()
+        run_test()
 
 
 @pipelined_test
@@ -309,7 +309,7 @@ async def test_full_store_fails_only_batch_in_flight(scope: Scope, followed: lis
 def test_successor_knows_outcomes_of_first_batches() -> None:
     """F20 F37: nothing is recorded yet when the second batch states where outcomes start."""
 
-    async def tell() -> None:
+    async def run_test() -> None:
         scope = Scope()
         await scope.take_over()
         names = [f"t{i}" for i in range(2 * EACH)]
@@ -321,4 +321,4 @@ def test_successor_knows_outcomes_of_first_batches() -> None:
         await scope.close()
 
     with mock.patch.object(Scope, "batch_max", EACH):
-        run(tell())
+        run(run_test())

@@ -131,12 +131,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     def declare_work(self, n: int, m: int) -> None:
         self.born += 1
         sorts = catalogue(self.born)
-        for made in (sorts[n % len(sorts)], sorts[m % len(sorts)]):
-            owner, name = made.metadata.tenant, made.metadata.name
+        for proposal in (sorts[n % len(sorts)], sorts[m % len(sorts)]):
+            owner, name = proposal.metadata.tenant, proposal.metadata.name
             if (owner, name) not in self.works:
-                self.works[owner, name] = made
-                self.ask(USER, Apply(made))
-                self.ask(self.scope.actors["workloads"], Spawn(owner, name, 1, 0, made.spec.replicas))
+                self.works[owner, name] = proposal
+                self.ask(USER, Apply(proposal))
+                self.ask(self.scope.actors["workloads"], Spawn(owner, name, 1, 0, proposal.spec.replicas))
 
     @rule(n=NUMBER)
     def delete_work(self, n: int) -> None:
@@ -237,19 +237,19 @@ class SchedulerMachine(RuleBasedStateMachine):
     def propose(self, limit: int) -> None:
         self.scheduler.limit = limit
         over = self._overdrawn()
-        made = self.scheduler.propose()
+        proposal = self.scheduler.propose()
         assert self._overdrawn() <= over, "assumed claims exceed a quota"
-        self._not_blind(made)
-        if made:
-            self.under_way.append(made)
+        self._not_blind(proposal)
+        if proposal:
+            self.under_way.append(proposal)
 
     @rule(n=NUMBER)
     @precondition(lambda self: self.under_way)
     def answer_proposal_late(self, n: int) -> None:
-        made = self.under_way.pop(n % len(self.under_way))
-        verdicts = self.do(self.scheduler.ask(made))
-        self.answers.append((made, verdicts))
-        for claim, verdict in zip(made.claims, verdicts, strict=True):
+        proposal = self.under_way.pop(n % len(self.under_way))
+        verdicts = self.do(self.scheduler.ask(proposal))
+        self.answers.append((proposal, verdicts))
+        for claim, verdict in zip(proposal.claims, verdicts, strict=True):
             if isinstance(verdict, Refused):
                 event(f"{type(claim).__name__} refused: {verdict.code}")
 
@@ -314,13 +314,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.do(self.scheduler.see())
         self.blind.clear()
 
-    def _learn(self, made: Proposal, verdicts: list[Verdict]) -> None:
-        refused = {repr(c): v.revision for c, v in zip(made.claims, verdicts, strict=True) if isinstance(v, Refused)}
-        if self.scheduler.learn(made, verdicts):
+    def _learn(self, proposal: Proposal, verdicts: list[Verdict]) -> None:
+        refused = {repr(c): v.revision for c, v in zip(proposal.claims, verdicts, strict=True) if isinstance(v, Refused)}
+        if self.scheduler.learn(proposal, verdicts):
             self.blind |= refused
 
-    def _not_blind(self, made: Proposal) -> None:
-        for claim in made.claims:
+    def _not_blind(self, proposal: Proposal) -> None:
+        for claim in proposal.claims:
             seen = self.blind.get(repr(claim), 0)
             assert self.scheduler.view.revision >= seen, (
                 f"{claim} was refused at {seen}; the view is at {self.scheduler.view.revision}"
@@ -412,8 +412,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def _work(self, key: str) -> Work:
         owner, name = key.split("/")[1], str(self.scope.row(key)["spec"]["workload"])
-        made = self.works[owner, name]
-        return Work(owner, name, dict(made.metadata.labels), made.spec)
+        proposal = self.works[owner, name]
+        return Work(owner, name, dict(proposal.metadata.labels), proposal.spec)
 
     def _covered(self, key: str, count: int = 1) -> bool:
         work = self._work(key)

@@ -234,5 +234,5 @@ def test_disk_that_ignores_sync_is_detected(tmp_path: Path) -> None:
             play(tmp_path / f"{seed}", f"{seed}", 0, lying=True)
         except (LostData, Corrupt) as error:
             noticed.add(type(error).__name__)
-    assert "Lost" in noticed
-    assert noticed <= {"Lost", "Corrupt"}
+    assert "LostData" in noticed
+    assert noticed <= {"LostData", "Corrupt"}

@@ -44,7 +44,7 @@ class FaultyWire(ForwardingEndpoint):
     def __init__(self, authority: Authority, strike: int = 0, how: str = "") -> None:
         self.target = self.authority = authority
         self.strike, self.how = strike, how
-        self.asked: list[Operation] = []
+        self.operations: list[Operation] = []
         self.calls = 0
         self.died = asyncio.Event()
 
@@ -53,7 +53,7 @@ class FaultyWire(ForwardingEndpoint):
         how = self.how if self.calls == self.strike else ""
         if how == "before":
             await self._die()
-        self.asked += operations
+        self.operations += operations
         verdicts = await self.authority.submit(operations)
         if how == "twice":
             assert list(await self.authority.submit(operations)) == list(verdicts)

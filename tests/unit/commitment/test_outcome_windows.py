@@ -73,8 +73,8 @@ async def test_authority_that_is_not_running_reports_status(scope: Scope) -> Non
     await scope.lead.stop()
     idle = await Authority.take_over(scope.store, scope="r1", holder="idle", clock=scope.clock, ids=scope.ids)
     scope.clock.at_ms += WINDOW_MS
-    told = await asyncio.wait_for(idle.status(), 5)
-    assert (told.leader, told.window, told.scope) == ("idle", 1, "r1")
+    reported = await asyncio.wait_for(idle.status(), 5)
+    assert (reported.leader, reported.window, reported.scope) == ("idle", 1, "r1")
 
 
 @story

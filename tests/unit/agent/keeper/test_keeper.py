@@ -149,9 +149,9 @@ def test_keeper_survives_consecutive_slow_journal_writes(tmp_path: Path, turns: 
         async with running_keeper(machine, tmp_path / "journal", world=with_part(world, offload=Slow())) as keeper:
             for number in range(3):
                 records = await asyncio.gather(keeper.begin(ONE, number=number), keeper.begin(TWO, number=number))
-                for kept in records:
-                    assert kept is not None
-                    machine.end(kept.pid, ExitStatus(code=0))
+                for record in records:
+                    assert record is not None
+                    machine.end(record.pid, ExitStatus(code=0))
                 await asyncio.gather(keeper.until_ended(ONE), keeper.until_ended(TWO))
 
     run_virtually(scene())
@@ -306,11 +306,11 @@ def test_orphaned_child_of_dead_process_is_killed_before_exit_is_reported(tmp_pa
 
     async def scene() -> None:
         async with running_keeper(machine, journal) as keeper:
-            kept = await keeper.begin(ONE)
-            assert kept is not None
-            child = machine.begin(machine.runs[kept.pid])
-            machine.children[kept.pid] = [child]
-        machine.end(kept.pid, ExitStatus(signal=9))
+            record = await keeper.begin(ONE)
+            assert record is not None
+            child = machine.begin(machine.runs[record.pid])
+            machine.children[record.pid] = [child]
+        machine.end(record.pid, ExitStatus(signal=9))
         machine.deaf = True
         async with running_keeper(machine, journal) as keeper:
             assert (await keeper.table())[ONE].alive, "alive while a process of its group runs"
@@ -326,12 +326,12 @@ def test_interrupted_start_is_cleared_and_counts_as_begun(tmp_path: Path) -> Non
 
     async def scene() -> None:
         async with running_keeper(machine, journal) as keeper:
-            kept = await keeper.begin(ONE)
-            assert kept is not None
-        Journal(FileDisk(), journal).write([replace(kept, pid=0, began="", group="")], durably=True)
+            record = await keeper.begin(ONE)
+            assert record is not None
+        Journal(FileDisk(), journal).write([replace(record, pid=0, began="", group="")], durably=True)
         async with running_keeper(machine, journal) as keeper:
             await keeper.until_ended(ONE)
-            assert machine.signals == [(kept.pid, "clear")]
+            assert machine.signals == [(record.pid, "clear")]
             assert not machine.runs
 
     run_virtually(scene())
@@ -381,9 +381,9 @@ def test_processes_of_previous_boot_are_ended_with_valid_times(tmp_path: Path) -
 
     async def scene() -> None:
         async with running_keeper(machine, journal) as keeper:
-            kept = await keeper.begin(ONE)
-            assert kept is not None
-        late = replace(kept, boot="another", since_ms=10**12)
+            record = await keeper.begin(ONE)
+            assert record is not None
+        late = replace(record, boot="another", since_ms=10**12)
         other = replace(late, key=TWO.key, uid="u2", ended=ExitStatus(code=1), ended_ms=10**12)
         Journal(FileDisk(), journal).write([late, other], durably=True)
         async with running_keeper(machine, journal) as keeper:
@@ -407,9 +407,9 @@ def test_fenced_start_needs_renewal_and_process_is_killed_at_fence(tmp_path: Pat
             sent_ms = clock.now_ms()
             await clock.sleep_ms(300)
             await keeper.send(ConfirmRenewals({NODE: sent_ms, "other": sent_ms + 10**6}))
-            kept = await keeper.begin(ONE, fence_ms=1_000)
+            record = await keeper.begin(ONE, fence_ms=1_000)
             eager = await keeper.begin(TWO)
-            assert kept is not None
+            assert record is not None
             assert eager is not None
             ended = await keeper.until_ended(ONE)
             assert ended.fenced
@@ -461,13 +461,13 @@ def test_stop_sends_term_then_kill_and_shorter_grace_wins(tmp_path: Path) -> Non
 
     async def scene() -> None:
         async with running_keeper(machine, tmp_path / "journal") as keeper:
-            kept = await keeper.begin(ONE)
-            assert kept is not None
+            record = await keeper.begin(ONE)
+            assert record is not None
             began_ms = keeper.world.clock.now_ms()
             await keeper.send(StopProcess(*ONE, 30_000, "timeout"))
             await keeper.send(StopProcess(*ONE, 60_000))
             await keeper.world.clock.sleep_ms(100)
-            assert machine.signals == [(kept.pid, "term")]
+            assert machine.signals == [(record.pid, "term")]
             await keeper.send(StopProcess(*ONE, 200))
             ended = await keeper.until_ended(ONE)
             assert ended.why == "timeout"
@@ -499,11 +499,11 @@ def test_start_of_missing_program_fails_with_cause_and_cure(tmp_path: Path) -> N
 
     async def scene() -> None:
         async with running_keeper(machine, tmp_path / "journal") as keeper:
-            kept = await keeper.begin(ONE)
-            assert kept is not None
-            assert (kept.failed, kept.cure, kept.number) == ("no such program", "install it", 0)
+            record = await keeper.begin(ONE)
+            assert record is not None
+            assert (record.failed, record.cure, record.number) == ("no such program", "install it", 0)
             machine.refuses = ""
-            assert (await keeper.begin(ONE)) == kept, "a failed start is not retried under the same number"
+            assert (await keeper.begin(ONE)) == record, "a failed start is not retried under the same number"
 
     run_virtually(scene())
 
@@ -515,11 +515,11 @@ def test_only_ended_process_is_forgotten_and_stream_reports_it(tmp_path: Path) -
         async with running_keeper(machine, journal) as keeper:
             stream = keeper.keeper.stream(b"")
             assert msgspec.json.decode(await anext(stream), type=ProcessTable).whole
-            kept = await keeper.begin(ONE)
-            assert kept is not None
+            record = await keeper.begin(ONE)
+            assert record is not None
             await keeper.send(ForgetProcess(*ONE))
             assert ONE in await keeper.table()
-            machine.end(kept.pid, ExitStatus(code=0))
+            machine.end(record.pid, ExitStatus(code=0))
             await keeper.until_ended(ONE)
             await keeper.send(ForgetProcess(*ONE))
             assert not await keeper.table()
@@ -557,10 +557,10 @@ def test_usage_covers_running_processes_only(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with running_keeper(machine, tmp_path / "journal") as keeper:
-            kept = await keeper.begin(ONE)
+            record = await keeper.begin(ONE)
             await keeper.begin(TWO)
-            assert kept is not None
-            machine.end(kept.pid, ExitStatus(code=0))
+            assert record is not None
+            machine.end(record.pid, ExitStatus(code=0))
             await keeper.until_ended(ONE)
             uses = (await keeper.send(GetUsage())).uses
             assert [(use.uid, use.cpu_ms, use.memory_bytes) for use in uses] == [("u2", 1_000, 1 << 20)]
@@ -573,9 +573,9 @@ def test_reused_pid_is_not_mistaken_for_kept_process(tmp_path: Path) -> None:
 
     async def scene() -> None:
         async with running_keeper(machine, journal) as keeper:
-            kept = await keeper.begin(ONE)
-            assert kept is not None
-        reused = replace(kept, began="virtual/long ago")
+            record = await keeper.begin(ONE)
+            assert record is not None
+        reused = replace(record, began="virtual/long ago")
         Journal(FileDisk(), journal).write([reused], durably=True)
         machine.stuck = False
         async with running_keeper(machine, journal) as keeper:

@@ -53,9 +53,9 @@ async def test_policy_sets_priority_class_and_author_cannot_override_it(scope: S
     row = scope.row("workload/t1/risk-api")
     assert "priorityClass" not in row["spec"], "the declared spec is stored unchanged"
     assert generation(scope, "risk-api")["priorityClass"] == "top"
-    (told,) = [one for one in row["status"]["conditions"] if one["type"] == "ByPolicy"]
-    assert told["reason"] == "PolicyRevision1"
-    assert told["message"] == "priorityClass top by policy p (customers wait for it)"
+    (condition,) = [one for one in row["status"]["conditions"] if one["type"] == "ByPolicy"]
+    assert condition["reason"] == "PolicyRevision1"
+    assert condition["message"] == "priorityClass top by policy p (customers wait for it)"
     detail = await refusal_detail(scope, replace(ranked("risk-api", "high"), metadata=Metadata(
         name="risk-api", tenant="t1", labels={"app": "risk-api"})), Code.POLICY)  # fmt: skip
     assert detail.startswith("spec.priorityClass: high cannot be chosen: policy p (customers wait for it)")
@@ -125,8 +125,8 @@ async def test_policy_defaults_fill_omitted_fields_only(scope: Scope) -> None:
     spec = generation(scope, "w")
     assert spec["priorityClass"] == "high" and spec["template"]["stopGrace"] == "5s"
     assert spec["template"]["resources"] == {"cpu": "1", "memory": "1Mi"}, "declared values win over defaults"
-    (told,) = scope.row("workload/t1/w")["status"]["conditions"]
-    assert "template.resources.memory 1Mi by policy p" in told["message"] and "cpu" not in told["message"]
+    (condition,) = scope.row("workload/t1/w")["status"]["conditions"]
+    assert "template.resources.memory 1Mi by policy p" in condition["message"] and "cpu" not in condition["message"]
     await scope.must(USER, Apply(ranked("mine", "top")))
     assert generation(scope, "mine")["priorityClass"] == "top"
     stands = scope.row("workload/t1/w")

@@ -134,8 +134,10 @@ def test_nodes_of_zone_become_unknown_at_limited_rate() -> None:
 
 
 def claims_on_silent_node(phase: str, silent_ms: int, **more: Any) -> list[str]:
-    made, first = work("w", **more)
-    watch = NodeBench(ready("n1", NodeHealth.UNKNOWN), *others(), made, first, replica("w", 0, phase, "n1", before="serving"))
+    declared, first = work("w", **more)
+    watch = NodeBench(
+        ready("n1", NodeHealth.UNKNOWN), *others(), declared, first, replica("w", 0, phase, "n1", before="serving")
+    )
     watch.set_ages(n1=silent_ms)
     return claim_words(watch.reconcile())
 
@@ -157,18 +159,18 @@ def test_eager_replica_is_lost_soon() -> None:
 
 
 def test_next_fence_is_waited_for_by_requeue() -> None:
-    made, first = work("w", replace="fenced", fence=FENCE)
+    declared, first = work("w", replace="fenced", fence=FENCE)
     watch = NodeBench(
-        ready("n1", NodeHealth.UNKNOWN), *others(), made, first, replica("w", 0, "unknown", "n1", before="running")
+        ready("n1", NodeHealth.UNKNOWN), *others(), declared, first, replica("w", 0, "unknown", "n1", before="running")
     )
     watch.set_ages(n1=UNKNOWN_MS + 1)
     assert watch.table.requeue_ms(watch.nodes, "node/n1") == lost_after_ms(FENCE, TEMPO) - UNKNOWN_MS - 1
 
 
 def test_node_with_replicas_is_not_marked_lost() -> None:
-    made, first = work("w", replace="fenced", fence=FENCE)
+    declared, first = work("w", replace="fenced", fence=FENCE)
     watch = NodeBench(
-        ready("n1", NodeHealth.UNKNOWN), *others(), made, first, replica("w", 0, "unknown", "n1", before="running")
+        ready("n1", NodeHealth.UNKNOWN), *others(), declared, first, replica("w", 0, "unknown", "n1", before="running")
     )
     watch.set_ages(n1=LOST_AFTER_UNKNOWN_TIMES * UNKNOWN_MS + 1)
     assert "mark n1 lost" not in claim_words(watch.reconcile())
@@ -190,9 +192,9 @@ def test_nothing_is_marked_when_most_of_region_is_silent() -> None:
 
 
 def test_mass_silence_stops_loss_eviction_and_drain() -> None:
-    made, first = work("w", replace="eager")
+    declared, first = work("w", replace="eager")
     watch = bench_with_silent(6, 10, NodeHealth.UNKNOWN)
-    watch.table.write(made, first, replica("w", 0, "unknown", "n0", before="serving"), replica("w", 1, "serving", "n9"))
+    watch.table.write(declared, first, replica("w", 0, "unknown", "n0", before="serving"), replica("w", 1, "serving", "n9"))
     watch.table.write(ready("n9", draining=True, taints=(Taint(key="out", effect="NoExecute"),)))
     watch.set_ages(**{f"n{n}": 100 * UNKNOWN_MS for n in range(6)})
     assert claim_words(watch.reconcile("node/n0")) == []
@@ -246,8 +248,8 @@ def test_no_execute_taint_evicts_intolerant_replicas() -> None:
 
 
 def with_min_available(name: str = "w", least: int = 0, replicas: int = 3) -> Workload:
-    made, _ = work(name, replicas)
-    return replace(made, spec=replace(made.spec, disruption=Disruption(min_available=least)))
+    declared, _ = work(name, replicas)
+    return replace(declared, spec=replace(declared.spec, disruption=Disruption(min_available=least)))
 
 
 def draining_bench(*things: Any, **more: Any) -> NodeBench:
@@ -321,8 +323,8 @@ def test_forced_drain_ignores_min_available_after_deadline() -> None:
 
 
 def test_replicas_of_deleted_workload_are_drained_without_limit() -> None:
-    made = with_min_available(least=3)
-    gone = replace(made, metadata=replace(made.metadata, deleting=True))
+    declared = with_min_available(least=3)
+    gone = replace(declared, metadata=replace(declared.metadata, deleting=True))
     assert claim_words(draining_bench(gone, replica("w", 0, "serving", "n1")).reconcile()) == ["evict w-0"]
 
 

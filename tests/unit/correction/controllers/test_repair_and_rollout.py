@@ -92,8 +92,8 @@ def test_retry_backoff_is_bounded() -> None:
 
 
 def test_unwanted_replica_is_not_requeued() -> None:
-    made, first = work("w", 1)
-    gone = replace(made, metadata=replace(made.metadata, deleting=True))
+    declared, first = work("w", 1)
+    gone = replace(declared, metadata=replace(declared.metadata, deleting=True))
     assert RepairBench(gone, first, replica("w", 0, "released")).reconcile() == []
     assert RepairBench(*work("w", 0), replica("w", 0, "released")).reconcile() == []
     done = work("w", 1, type_="job")
@@ -216,14 +216,14 @@ def test_undo_key_changes_with_its_cause() -> None:
 def rollout_bench(
     ready_new: int, *old_replicas: Replica, surge: int = 1, unavailable: int = 0, least: int = 0, type_: str = "service"
 ) -> ControllerBench:
-    made, first = work("w", 3, type_=type_)
+    declared, first = work("w", 3, type_=type_)
     spec = replace(
-        made.spec,
-        template=replace(made.spec.template, command=("new",)),
+        declared.spec,
+        template=replace(declared.spec.template, command=("new",)),
         rollout=Rollout(max_surge=surge, max_unavailable=unavailable),
         disruption=Disruption(min_available=least),
     )
-    new = replace(made, spec=spec, metadata=replace(made.metadata, generation=2))
+    new = replace(declared, spec=spec, metadata=replace(declared.metadata, generation=2))
     fresh = [replica("w", 10 + n, "serving", "n1") for n in range(ready_new)]
     fresh = [replace(one, spec=replace(one.spec, generation=2)) for one in fresh]
     return ControllerBench(new, first, ready("n1"), *fresh, *old_replicas)
@@ -257,8 +257,8 @@ def test_rollout_respects_max_unavailable_and_min_available() -> None:
 def test_jobs_and_deleted_workloads_are_not_rolled() -> None:
     assert rollout_claims(rollout_bench(3, *old_replicas("running"), type_="job")) == []
     table = rollout_bench(3, *old_replicas("serving"))
-    made: Workload = table.board.get(KEY)
-    table.write(replace(made, metadata=replace(made.metadata, deleting=True)))
+    declared: Workload = table.board.get(KEY)
+    table.write(replace(declared, metadata=replace(declared.metadata, deleting=True)))
     assert rollout_claims(table) == []
 
 
@@ -311,8 +311,10 @@ def test_object_without_owner_is_deleted_by_uid_not_name() -> None:
     """F30: an owner is compared by uid."""
     assert collected(owned(BY_UID)) == ["delete Config c"]
     assert collected(owned(BY_UID), work("w")[0]) == []
-    made = work("w")[0]
-    assert collected(owned(BY_UID), replace(made, metadata=replace(made.metadata, uid="another"))) == ["delete Config c"]
+    declared = work("w")[0]
+    assert collected(owned(BY_UID), replace(declared, metadata=replace(declared.metadata, uid="another"))) == [
+        "delete Config c"
+    ]
 
 
 def test_object_with_one_owner_left_is_kept() -> None:
@@ -329,16 +331,16 @@ def test_orphan_is_deleted_at_seen_revision() -> None:
 def test_marked_object_is_deleted_once_without_finalizers() -> None:
     assert collected(owned(deleting=True)) == ["delete Config c"]
     assert collected(owned(deleting=True, finalizers=("example.com/hold",))) == []
-    made = work("w")[0]
-    assert collected(replace(made, metadata=replace(made.metadata, deleting=True))) == []
+    declared = work("w")[0]
+    assert collected(replace(declared, metadata=replace(declared.metadata, deleting=True))) == []
 
 
 def test_deleted_owner_triggers_its_dependents() -> None:
     table = ControllerBench()
     cascade = GarbageCollector(table.board)
     cascade.keys_for("config/t1/c", None, owned(BY_UID))
-    made = work("w")[0]
-    assert cascade.keys_for(KEY, made, None) == ("config/t1/c",)
-    assert cascade.keys_for(KEY, made, made) == ()
+    declared = work("w")[0]
+    assert cascade.keys_for(KEY, declared, None) == ("config/t1/c",)
+    assert cascade.keys_for(KEY, declared, declared) == ()
     cascade.keys_for("config/t1/c", owned(BY_UID), None)
-    assert cascade.keys_for(KEY, made, None) == ()
+    assert cascade.keys_for(KEY, declared, None) == ()

@@ -102,31 +102,31 @@ def test_unknown_replica_is_not_preferred_to_serving_one() -> None:
 
 def test_surge_exists_only_while_older_generation_has_replicas() -> None:
     rollout = Rollout(max_surge=1)
-    made, new = work("w", 2, at=2)
-    spec = replace(made.spec, rollout=rollout, template=replace(made.spec.template, command=("new",)))
-    made, new = replace(made, spec=spec), replace(new, spec=replace(new.spec, spec=spec))
+    declared, new = work("w", 2, at=2)
+    spec = replace(declared.spec, rollout=rollout, template=replace(declared.spec.template, command=("new",)))
+    declared, new = replace(declared, spec=spec), replace(new, spec=replace(new.spec, spec=spec))
     _, old = work("w", 2)
-    assert claims_on(made, new, old, *members("serving", "serving")) == ["spawn 2+1"]
+    assert claims_on(declared, new, old, *members("serving", "serving")) == ["spawn 2+1"]
     current = [replace(one, spec=replace(one.spec, generation=2)) for one in members("serving", "serving")]
-    assert claims_on(made, new, *current) == []
+    assert claims_on(declared, new, *current) == []
 
 
 def test_generation_number_reused_after_restore_is_compared_by_spec() -> None:
     """F10: scaled, restored to a backup without that, then changed: generation 2 both times."""
-    made, new = work("w", 3, at=2)
+    declared, new = work("w", 3, at=2)
     _, old = work("w", 2)
-    table = ControllerBench(made, new, old, *members("serving", "serving", "serving"))
+    table = ControllerBench(declared, new, old, *members("serving", "serving", "serving"))
     workloads = controller(table)
     assert claim_words(table.reconcile(workloads, KEY)) == []
-    spec = replace(made.spec, rollout=Rollout(max_surge=1), template=replace(made.spec.template, command=("new",)))
-    table.write(replace(made, spec=spec), replace(new, spec=replace(new.spec, spec=spec)))
+    spec = replace(declared.spec, rollout=Rollout(max_surge=1), template=replace(declared.spec.template, command=("new",)))
+    table.write(replace(declared, spec=spec), replace(new, spec=replace(new.spec, spec=spec)))
     assert claim_words(table.reconcile(workloads, KEY)) == ["spawn 3+1"]
 
 
 def test_scaling_service_does_not_restart_it() -> None:
-    made, new = work("w", 3, at=2)
+    declared, new = work("w", 3, at=2)
     _, old = work("w", 2)
-    assert claims_on(made, new, old, *members("serving", "serving")) == ["spawn 2+1"]
+    assert claims_on(declared, new, old, *members("serving", "serving")) == ["spawn 2+1"]
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------------
@@ -150,22 +150,22 @@ def test_finished_replica_is_settled() -> None:
 
 def test_complete_job_is_kept_then_deleted() -> None:
     table = job(1, done=members("released", result="ok"), keep=Duration(60_000))
-    made = controller(table)
-    claims = table.reconcile(made, KEY)
+    workloads = controller(table)
+    claims = table.reconcile(workloads, KEY)
     assert condition_reasons(claims)["Complete"] == ("True", "Done")
     table.observe(table.board.get(KEY), claims)
-    assert claim_words(table.reconcile(made, KEY)) == []
-    assert table.requeue_ms(made, KEY) == 60_000
+    assert claim_words(table.reconcile(workloads, KEY)) == []
+    assert table.requeue_ms(workloads, KEY) == 60_000
     table.clock.at_ms += 60_000
-    assert claim_words(table.reconcile(made, KEY)) == ["delete Workload w"]
+    assert claim_words(table.reconcile(workloads, KEY)) == ["delete Workload w"]
 
 
 def test_scheduled_job_does_not_run_and_reports_unimplemented() -> None:
     table = job(1, schedule="0 3 * * *")
-    made = controller(table)
-    assert claim_words(table.reconcile(made, KEY)) == []
+    workloads = controller(table)
+    assert claim_words(table.reconcile(workloads, KEY)) == []
     table.clock.at_ms += DEBOUNCE_MS
-    after = table.observe(table.board.get(KEY), table.reconcile(made, KEY))
+    after = table.observe(table.board.get(KEY), table.reconcile(workloads, KEY))
     assert message_of(after, "Admitted").startswith("schedules are not implemented yet")
 
 
@@ -180,32 +180,32 @@ def test_job_fails_after_retries_and_remaining_replicas_are_removed() -> None:
 
 def test_job_failure_reason_survives_its_replicas() -> None:
     table = job(1, done=[replica("w", 0, "released", result="exit 1", failures=1)], retries=0)
-    made = controller(table)
-    after = table.observe(table.board.get(KEY), table.reconcile(made, KEY))
+    workloads = controller(table)
+    after = table.observe(table.board.get(KEY), table.reconcile(workloads, KEY))
     assert message_of(after, "Failed") == "w-0 failed once; last failure: exit 1"
     table.write(replica("w", 0, "released", failures=1))
-    assert "Failed" not in condition_reasons(table.reconcile(made, KEY))
+    assert "Failed" not in condition_reasons(table.reconcile(workloads, KEY))
 
 
 def test_job_fails_at_deadline() -> None:
     table = job(1, done=members("running"), deadline=Duration(30_000))
-    made = controller(table)
-    assert table.requeue_ms(made, KEY) is not None
-    assert "Failed" not in condition_reasons(table.reconcile(made, KEY))
+    workloads = controller(table)
+    assert table.requeue_ms(workloads, KEY) is not None
+    assert "Failed" not in condition_reasons(table.reconcile(workloads, KEY))
     table.clock.at_ms += 30_000
-    claims = table.reconcile(made, KEY)
+    claims = table.reconcile(workloads, KEY)
     assert condition_reasons(claims)["Failed"] == ("True", "DeadlineExceeded")
     table.observe(table.board.get(KEY), claims)
-    assert claim_words(table.reconcile(made, KEY)) == ["remove w-0"]
+    assert claim_words(table.reconcile(workloads, KEY)) == ["remove w-0"]
 
 
 def test_changed_failed_job_starts_again() -> None:
     table = job(1, done=members("released", result="exit 1", failures=4))
-    made = controller(table)
-    after = table.observe(table.board.get(KEY), table.reconcile(made, KEY))
+    workloads = controller(table)
+    after = table.observe(table.board.get(KEY), table.reconcile(workloads, KEY))
     meta = replace(after.metadata, generation=2)
     table.write(replace(after, metadata=meta, spec=replace(after.spec, retries=9)))
-    assert condition_reasons(table.reconcile(made, KEY))["Failed"] == ("False", "Changed")
+    assert condition_reasons(table.reconcile(workloads, KEY))["Failed"] == ("False", "Changed")
 
 
 # -- daemons -----------------------------------------------------------------------------------------------------------------
@@ -226,31 +226,31 @@ def test_daemon_skips_suspect_node_and_leaves_unmatched_one() -> None:
 
 def test_node_change_triggers_daemons_only() -> None:
     table = ControllerBench(*work("w"), *work("d", type_="daemon"))
-    made = controller(table)
+    workloads = controller(table)
     for key, kept in tuple(table.board.of_kind("workload/")):
-        made.keys_for(key, None, kept.obj)
-    assert list(made.keys_for("node/n", None, ready("n"))) == ["workload/t1/d"]
-    assert list(made.keys_for("node/n", ready("n"), ready("n"))) == []
+        workloads.keys_for(key, None, kept.obj)
+    assert list(workloads.keys_for("node/n", None, ready("n"))) == ["workload/t1/d"]
+    assert list(workloads.keys_for("node/n", ready("n"), ready("n"))) == []
 
 
 # -- deletion ----------------------------------------------------------------------------------------------------------------
 
 
-def deleting(made: Workload, **more: Any) -> Workload:
-    return replace(made, metadata=replace(made.metadata, deleting=True, **more))
+def deleting(declared: Workload, **more: Any) -> Workload:
+    return replace(declared, metadata=replace(declared.metadata, deleting=True, **more))
 
 
 def test_deleted_workload_ends_replicas_before_itself() -> None:
-    made, first = work("w", 4)
+    declared, first = work("w", 4)
     phases = ("pending", "serving", "finished", "released")
-    assert claims_on(deleting(made), first, *members(*phases)) == ["cancel w-0", "remove w-1", "settle w-2", "forget w-3"]
-    assert claims_on(deleting(made), first, *members("draining", "unknown")) == []
-    assert claims_on(deleting(made), first) == ["delete Workload w"]
+    assert claims_on(deleting(declared), first, *members(*phases)) == ["cancel w-0", "remove w-1", "settle w-2", "forget w-3"]
+    assert claims_on(deleting(declared), first, *members("draining", "unknown")) == []
+    assert claims_on(deleting(declared), first) == ["delete Workload w"]
 
 
 def test_finalizer_keeps_workload_but_not_its_replicas() -> None:
-    made, first = work("w")
-    held = deleting(made, finalizers=("example.com/hold",))
+    declared, first = work("w")
+    held = deleting(declared, finalizers=("example.com/hold",))
     assert claims_on(held, first, *members("serving")) == ["remove w-0"]
     assert claims_on(held, first) == []
 
@@ -258,23 +258,23 @@ def test_finalizer_keeps_workload_but_not_its_replicas() -> None:
 def test_replicas_without_workload_are_found_by_resync_and_ended() -> None:
     """F31."""
     table = ControllerBench(*members("pending", "serving", "released"))
-    made = controller(table)
-    assert list(made.all_keys()) == [KEY]
-    assert claim_words(table.reconcile(made, KEY)) == ["cancel w-0", "remove w-1", "forget w-2"]
+    workloads = controller(table)
+    assert list(workloads.all_keys()) == [KEY]
+    assert claim_words(table.reconcile(workloads, KEY)) == ["cancel w-0", "remove w-1", "forget w-2"]
 
 
 # -- conditions --------------------------------------------------------------------------------------------------------------
 
 
 def test_service_conditions_progress_from_admitted_to_rolled_out() -> None:
-    made, first = work("w", 2)
-    table = ControllerBench(made, first)
+    declared, first = work("w", 2)
+    table = ControllerBench(declared, first)
     workloads = controller(table)
     claims = table.reconcile(workloads, KEY)
     assert condition_reasons(claims) == {
         "Admitted": ("True", "Accepted"), "Available": ("False", "TooFewReady"), "Progressing": ("True", "RollingOut")
     }  # fmt: skip
-    made = table.observe(made, claims)
+    declared = table.observe(declared, claims)
     for phases, then in (
         (("bound", "starting"), {"Scheduled": ("True", "AllBound")}),
         (("ready", "running"), {"Available": ("True", "EnoughReady")}),
@@ -283,17 +283,17 @@ def test_service_conditions_progress_from_admitted_to_rolled_out() -> None:
         table.write(*members(*phases))
         claims = table.reconcile(workloads, KEY)
         assert condition_reasons(claims) == then
-        made = table.observe(made, claims)
+        declared = table.observe(declared, claims)
     assert table.reconcile(workloads, KEY) == []
-    assert {one.observed_generation for one in made.status.conditions} == {1}
-    assert all(one.last_transition for one in made.status.conditions)
+    assert {one.observed_generation for one in declared.status.conditions} == {1}
+    assert all(one.last_transition for one in declared.status.conditions)
 
 
 def test_negative_condition_is_reported_after_debounce_with_reason() -> None:
-    made, first = work("w", 2)
-    table = ControllerBench(made, first, *members("serving", "serving"))
+    declared, first = work("w", 2)
+    table = ControllerBench(declared, first, *members("serving", "serving"))
     workloads = controller(table)
-    made = table.observe(made, table.reconcile(workloads, KEY))
+    declared = table.observe(declared, table.reconcile(workloads, KEY))
     table.write(replica("w", 0, "pending"))
     assert table.requeue_ms(workloads, KEY) == DEBOUNCE_MS
     assert "Scheduled" not in condition_reasons(table.reconcile(workloads, KEY))
@@ -304,10 +304,10 @@ def test_negative_condition_is_reported_after_debounce_with_reason() -> None:
 
 def test_brief_changes_are_not_reported() -> None:
     """L10."""
-    made, first = work("w", 2)
-    table = ControllerBench(made, first, *members("serving", "serving"))
+    declared, first = work("w", 2)
+    table = ControllerBench(declared, first, *members("serving", "serving"))
     workloads = controller(table)
-    table.observe(made, table.reconcile(workloads, KEY))
+    table.observe(declared, table.reconcile(workloads, KEY))
     for _ in range(4):
         for phase in ("running", "serving"):
             table.write(replica("w", 0, phase, "n1"))
@@ -332,8 +332,8 @@ def test_waiting_job_reports_queued() -> None:
 
 
 def test_refused_spawn_is_reported_as_condition() -> None:
-    made, first = work("w", 2)
-    table = ControllerBench(made, first)
+    declared, first = work("w", 2)
+    table = ControllerBench(declared, first)
     workloads = controller(table)
     action = Action(Spawn("t1", "w", 1, 0, 2))
     workloads.on_verdict(KEY, action, Refused(Code.LIMIT, "there are too many replicas"))
@@ -341,7 +341,7 @@ def test_refused_spawn_is_reported_as_condition() -> None:
     table.clock.at_ms += DEBOUNCE_MS
     claims = table.reconcile(workloads, KEY)
     assert condition_reasons(claims)["Admitted"] == ("False", "Limit")
-    table.observe(made, claims)
+    table.observe(declared, claims)
     workloads.on_verdict(KEY, action, Accepted(7))
     assert condition_reasons(table.reconcile(workloads, KEY))["Admitted"] == ("True", "Accepted")
 
@@ -356,23 +356,25 @@ def test_refusal_condition_clears_when_nothing_is_missing() -> None:
 
 
 def test_rollout_reports_last_failure_of_new_replica() -> None:
-    made, first = work("w", 1)
-    table = ControllerBench(made, first, replica("w", 0, "released", result="not started", reason="no such file", failures=1))
+    declared, first = work("w", 1)
+    table = ControllerBench(
+        declared, first, replica("w", 0, "released", result="not started", reason="no such file", failures=1)
+    )
     workloads = controller(table)
-    made = table.observe(made, table.reconcile(workloads, KEY))
-    assert message_of(made, "Progressing") == "w-0: not started no such file"
+    declared = table.observe(declared, table.reconcile(workloads, KEY))
+    assert message_of(declared, "Progressing") == "w-0: not started no such file"
     table.write(replica("w", 0, "pending", failures=1))
     assert "Progressing" not in condition_reasons(table.reconcile(workloads, KEY))
     table.write(replica("w", 0, "released", result="exit 3", failures=2))
-    assert message_of(table.observe(made, table.reconcile(workloads, KEY)), "Progressing") == "w-0: exit 3"
+    assert message_of(table.observe(declared, table.reconcile(workloads, KEY)), "Progressing") == "w-0: exit 3"
 
 
 def test_stalled_rollout_reports_deadline_exceeded() -> None:
-    made, first = work("w", 1)
-    table = ControllerBench(made, first, *members("starting"))
+    declared, first = work("w", 1)
+    table = ControllerBench(declared, first, *members("starting"))
     workloads = controller(table)
-    made = table.observe(made, table.reconcile(workloads, KEY))
-    table.clock.at_ms += int(made.spec.rollout.progress_deadline)
+    declared = table.observe(declared, table.reconcile(workloads, KEY))
+    table.clock.at_ms += int(declared.spec.rollout.progress_deadline)
     assert condition_reasons(table.reconcile(workloads, KEY))["Progressing"] == ("False", "ProgressDeadlineExceeded")
 
 
@@ -384,10 +386,10 @@ PHASES = st.sampled_from([phase.value for phase in Phase])
 @given(st.lists(PHASES, max_size=8), st.integers(0, 6), st.sampled_from(["job", "service"]))
 def test_live_replicas_never_exceed_desired(phases: list[str], desired: int, type_: str) -> None:
     """S13: spawned and requeued replicas fit beside the live ones."""
-    made, first = work("w", desired, type_=type_)
-    table = ControllerBench(made, first, *members(*phases))
+    declared, first = work("w", desired, type_=type_)
+    table = ControllerBench(declared, first, *members(*phases))
     census = DesiredReplicas(table.board)
-    found = census.diff(made)
+    found = census.diff(declared)
     live = sum(phase != "released" for phase in phases)
     coming = sum(count for _, count in found.spawn) + len(found.requeue)
     assert not coming or live + coming <= desired

@@ -104,7 +104,7 @@ class MarkReadyController(Controller):
             yield Action(Mark(kept.obj.metadata.name, kept.revision, NodeHealth.READY), self.once)
         yield from self.more(key)
 
-    def on_verdict(self, key: str, deed: Action, verdict: Verdict | None) -> None:
+    def on_verdict(self, key: str, action: Action, verdict: Verdict | None) -> None:
         self.verdicts.append((key, verdict))
 
 
