@@ -108,7 +108,7 @@ def test_seed_repeats_run_under_any_hash_seed(name: str) -> None:
 
 
 def test_full_repeats_reach_every_mark_of_standing_runs() -> None:
-    made = [one.whole for one in repeated_runs().values() if one.whole is not None]
+    made = [repeated_run.whole for repeated_run in repeated_runs().values() if repeated_run.whole is not None]
     assert coverage.reached_marks(made) == coverage.reached_marks([one.run for one in standing().values()])
 
 

@@ -270,9 +270,9 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
         if self._leadership_lost is None and operations:
             answers = batch.prepare(self.batch_base(), operations).answers
             refused = [
-                Refused(Code(one.code), one.detail, self._position.revision)
-                for one in answers
-                if isinstance(one, AuditEntry) and one.code
+                Refused(Code(answer.code), answer.detail, self._position.revision)
+                for answer in answers
+                if isinstance(answer, AuditEntry) and answer.code
             ]
             if len(refused) == len(answers):
                 return [*refused]

@@ -53,7 +53,7 @@ def one_surplus_replica_is_spawned(patch: pytest.MonkeyPatch) -> None:
 
     def more(self: DesiredReplicas, *args: Any) -> ReplicaDiff:
         found = service_diff(self, *args)
-        free = 1 + max((one.obj.spec.index for one in args[1]), default=0)
+        free = 1 + max((row.obj.spec.index for row in args[1]), default=0)
         return found if found.spawn or found.remove else found._replace(spawn=((free, 1),))
 
     patch.setattr(DesiredReplicas, "_service_diff", more)

@@ -304,7 +304,7 @@ def orphans_are_left(patch: pytest.MonkeyPatch) -> None:
 
     def keep(self: NodeReconciler, now_ms: int, orders: Any, kept: Any, **more: Any) -> list[AgentAction]:
         actions = look(self, now_ms, orders, kept, **more)
-        return [one for one in actions if not isinstance(one, StopAction) or self.is_assigned(orders, one.attempt)]
+        return [action for action in actions if not isinstance(action, StopAction) or self.is_assigned(orders, action.attempt)]
 
     patch.setattr(NodeReconciler, "reconcile", keep)
 

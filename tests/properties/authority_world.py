@@ -124,7 +124,7 @@ class JudgedScope:
         self.raise_first()
 
     def raise_first(self) -> None:
-        broken = [one for one in self.judge.violations if one.check not in OF_CONTROLLERS]
+        broken = [violation for violation in self.judge.violations if violation.check not in OF_CONTROLLERS]
         if broken:
             found = broken[0]
             stories = [self.judge.story(scope, found.key) for scope in self.judge.histories]
@@ -248,8 +248,8 @@ class FaultyStore:
     async def land(self) -> None:
         """Apply the commits that were lost long ago."""
         waiting, self.afloat = self.afloat, []
-        for one in waiting:
-            await self.apply(one)
+        for commit in waiting:
+            await self.apply(commit)
 
     async def apply(self, commit: Commit) -> Committed | Conflict:
         answer = await self.inner.commit(commit)

@@ -66,7 +66,7 @@ class ModelQueue:
         self.wait: QueueWait | None = None
 
     def queued(self) -> list[Pending]:
-        return [one for one in self.members if not one.flying]
+        return [member for member in self.members if not member.flying]
 
     def key(self) -> tuple[int, int, int]:
         deadline = self.kind.deadline_ms
@@ -281,7 +281,7 @@ class BacklogMachine(RuleBasedStateMachine):
         return max(Fraction(sums[name], total) for name, total in CAPACITY.items()) / WEIGHTS.get(tenant, 1)
 
     def flying(self) -> list[tuple[int, Pending]]:
-        return [(kind, one) for kind, plain in self.plain.items() for one in plain.members if one.flying]
+        return [(kind, member) for kind, plain in self.plain.items() for member in plain.members if member.flying]
 
     # Invariants
 
@@ -297,7 +297,9 @@ class BacklogMachine(RuleBasedStateMachine):
             line = lines[kind]
             assert line.members() == [one.member for one in plain.queued()]
             assert line.in_flight_count == len(plain.members) - len(plain.queued()) and len(line) == len(plain.members)
-            assert [line.arrived_ms(one.member) for one in plain.members] == [one.arrived_ms for one in plain.members]
+            assert [line.arrived_ms(member.member) for member in plain.members] == [
+                member.arrived_ms for member in plain.members
+            ]
             assert line.wait == plain.wait
         assert len(self.backlog) == sum(len(plain.members) for plain in self.plain.values())
 

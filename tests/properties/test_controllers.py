@@ -54,7 +54,7 @@ def run_interrupted(strike: int = 0, how: str = "") -> tuple[dict[str, Any], lis
     async def scenario(t: VirtualCluster) -> None:
         wire = FaultyWire(t.authority, strike, how)
         end = await run_lifecycle(t, wire)
-        ends.append((end, [type(one.claim).__name__ for one in wire.operations]))
+        ends.append((end, [type(operation.claim).__name__ for operation in wire.operations]))
         assert how != "before" or wire.died.is_set()
 
     in_virtual_cluster(scenario)
@@ -93,11 +93,11 @@ def test_idle_scope_is_not_written_to() -> None:
         await start_workloads(t, wire)
         begun = t.start_controllers(waiting, "another")
         await t.sleep(30 * BEAT_MS)
-        before, claims, refused = await t.store.revision(), len(wire.operations), len(waiting.operations)
+        before, sent, refused = await t.store.revision(), len(wire.operations), len(waiting.operations)
         await t.sleep(600_000)
-        assert len(wire.operations) == claims, [one.claim for one in wire.operations[claims:]]
+        assert len(wire.operations) == sent, [operation.claim for operation in wire.operations[sent:]]
         assert len(waiting.operations) == refused, "one attempt per lease"
-        assert {type(one.claim) for one in waiting.operations} == {Acquire}
+        assert {type(operation.claim) for operation in waiting.operations} == {Acquire}
         written = [row for row in (await t.store.range("", limit=1_000)).rows if row.revision > before]
         assert {row.key.partition("/")[0] for row in written} <= {"head", "batch"}
         assert not any(decode_batch(row.value).entries for row in written if row.key.startswith(BATCH_PREFIX)), (
@@ -140,7 +140,7 @@ def test_replicas_of_silent_node_move_and_node_rejoins() -> None:
 
         def moved() -> bool:
             return t.phases("w") == ["serving"] * 2 and all(
-                one.obj.status.node != lost for one in t.board.replicas_of("t1", "w")
+                replica.obj.status.node != lost for replica in t.board.replicas_of("t1", "w")
             )
 
         await t.until("moved", moved)

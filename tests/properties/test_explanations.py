@@ -118,7 +118,7 @@ def test_explanation_names_scheduler_reason_and_minimal_suggestions(cluster: Clu
     assert reason == explanation.reason
     assert explanation.verdict == "never" or not never
     if reason in BEFORE_CAPACITY:  # the scheduler looks at no node then; the explanation still states if none could ever fit
-        kinds = [{change.kind for change in one.changes} for one in explanation.unblocks]
+        kinds = [{change.kind for change in suggestion.changes} for suggestion in explanation.unblocks]
         assert explanation.verdict == "not-now" or all(found & {"grow", "shrink", "filter", "nodes"} for found in kinds)
     else:
         assert never is (explanation.verdict == "never")

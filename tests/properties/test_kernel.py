@@ -201,7 +201,9 @@ def place_one_by_one(order: Coming, freed: bool) -> None:
             if row < 0:
                 break
             devices = kernel.choose_devices(one, row)
-            assert bool(devices) == bool(sum(one.amount for one in asks[at].whole_devices) or asks[at].device_shares)
+            assert bool(devices) == bool(
+                sum(whole_device.amount for whole_device in asks[at].whole_devices) or asks[at].device_shares
+            )
             kernel.post(one, row, devices)
             plain.post(asks[at], row, devices)
         if freed and plain.standing:

@@ -694,7 +694,7 @@ def soft_claims_of(claim: type[Claim], rows: Rows) -> st.SearchStrategy[SoftClai
 
 def observable(rows: Rows) -> list[tuple[str, str, str]]:
     things = [row for row in rows.values() if isinstance(row, Node | Workload)]
-    return sorted((type(one).__name__, one.metadata.name, one.metadata.tenant) for one in things)
+    return sorted((type(thing).__name__, thing.metadata.name, thing.metadata.tenant) for thing in things)
 
 
 def claimable(rows: Rows) -> list[type[Claim]]:

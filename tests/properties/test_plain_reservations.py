@@ -124,7 +124,7 @@ def test_reservation_and_its_bind_take_fast_path() -> None:
 async def cleared_reservation(scope: Scope) -> str:
     """A reservation on n1 whose two victims have stopped."""
     key, victims = "replica/t1/strong-0", ("replica/t1/weak-0", "replica/t1/weak-2")
-    claim = Reserve(key, scope.at(key), "n1", T1, victims={one: scope.at(one) for one in victims})
+    claim = Reserve(key, scope.at(key), "n1", T1, victims={victim: scope.at(victim) for victim in victims})
     await scope.must(scope.actors["scheduler"], claim)
     for one in victims:
         await commit_transitions(scope, one, "stop", "stopped")

@@ -171,7 +171,7 @@ def test_preemption_prefers_lowest_priorities_then_fewest_victims(cluster: Clust
     costs = [(max(cluster.runners[one].priority for one in gone), len(gone)) for _, gone in possible_evictions(cluster)]
     assert len(found) == min(len(costs), 1)
     if found:
-        cost = max(cluster.runners[one].priority for one in found[0].victims), len(found[0].victims)
+        cost = max(cluster.runners[victim].priority for victim in found[0].victims), len(found[0].victims)
         assert cost == min(costs)
 
 

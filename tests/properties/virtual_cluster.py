@@ -178,7 +178,7 @@ class VirtualCluster:
     # -- state -----------------------------------------------------------------------------------------------------------
 
     def phases(self, workload: str) -> list[str]:
-        return sorted(one.obj.status.phase.value for one in self.board.replicas_of("t1", workload))
+        return sorted(replica.obj.status.phase.value for replica in self.board.replicas_of("t1", workload))
 
     async def until(self, what: str, so: Callable[[], bool], within_ms: int = 120_000) -> None:
         until_ms = self.world.clock.now_ms() + within_ms
@@ -203,7 +203,10 @@ class VirtualCluster:
 
 
 def _conditions(thing: Workload | Node) -> dict[str, tuple[str, str, int]]:
-    return {one.type: (one.status, one.reason, one.observed_generation) for one in sorted(thing.status.conditions, key=str)}
+    return {
+        condition.type: (condition.status, condition.reason, condition.observed_generation)
+        for condition in sorted(thing.status.conditions, key=str)
+    }
 
 
 async def things(store: MemoryStore, prefix: str) -> list[Any]:

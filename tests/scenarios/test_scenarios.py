@@ -19,8 +19,8 @@ def test_scenario_holds_under_every_fault_it_names(name: str) -> None:
     assert run.simulated_s == pytest.approx(scenario.duration_s + scenario.heal_s)
     assert run.decided > 0
     planned: dict[str, int] = {}
-    for one in draw_faults(scenario, run.seed):
-        planned[one.kind] = planned.get(one.kind, 0) + 1
+    for fault in draw_faults(scenario, run.seed):
+        planned[fault.kind] = planned.get(fault.kind, 0) + 1
     struck = {kind: run.faults.get(kind, 0) + run.missed.get(kind, 0) for kind in {**run.faults, **run.missed}}
     assert struck == planned
     missing = sorted({line.kind for line in scenario.faults} - set(run.faults))

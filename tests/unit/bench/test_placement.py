@@ -74,9 +74,10 @@ def test_each_feature_is_requested(feature: PlacementFeature) -> None:
     found = (bool(ask.spread), bool(ask.affinity), bool(ask.anti_affinity), bool(ask.whole_devices), bool(ask.device_shares))
     assert found == tuple(feature.name == name for name in ("spread", "affinity", "anti-affinity", "whole GPU", "GPU share"))
     assert ask.resources != other.resources
-    assert [one.resources for one in class_requirements(2, feature)] == [ask.resources, other.resources], (
-        "drawn by a fixed seed"
-    )
+    assert [requirement.resources for requirement in class_requirements(2, feature)] == [
+        ask.resources,
+        other.resources,
+    ], "drawn by a fixed seed"
 
 
 def test_feasibility_differs_between_classes(cluster: SyntheticCluster) -> None:

@@ -72,7 +72,7 @@ class FakeApi:
         self.wake()
 
     def writes(self) -> list[RawRequest]:
-        return [one for one in self.requests if one.method != "GET"]
+        return [request for request in self.requests if request.method != "GET"]
 
     # ------------------------------------------------------------------------------------------------------------ responses
 

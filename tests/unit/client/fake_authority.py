@@ -159,7 +159,7 @@ class FaultyEndpoint(ForwardingEndpoint):
 
     async def _before(self, fault: str) -> None:
         word, _, rest = fault.partition(" ")
-        if word == "turned":
+        if word == "redirect":
             raise NotLeader(rest)
         if word == "overloaded":
             ms, _, why = rest.partition(" ")

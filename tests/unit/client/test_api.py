@@ -46,7 +46,7 @@ def test_get_of_missing_object_fails_once_with_cure() -> None:
             await api.get(Config, "a", tenant="other")
         assert (caught.value.status, caught.value.code, caught.value.cure) == (404, "not_found", "make one")
         assert str(caught.value) == "there is none; make one"
-        assert [one.path for one in fake.requests] == ["/v1/tenants/other/configs/a"]
+        assert [request.path for request in fake.requests] == ["/v1/tenants/other/configs/a"]
 
     play(scene)
 
@@ -62,7 +62,7 @@ def test_validation_error_carries_each_problem() -> None:
                 await api.status()
             error = caught.value
             assert (error.status, error.code, error.field, error.revision) == (422, "invalid", "spec.x", 9)
-            assert [(one.field, one.message, one.cure) for one in error.problems] == [
+            assert [(problem.field, problem.message, problem.cure) for problem in error.problems] == [
                 ("spec.x", "is bad", "mend it"),
                 ("", "so is this", ""),
             ]
@@ -78,7 +78,7 @@ def test_list_spans_pages_at_one_revision() -> None:
         found = await api.list(Config, tenant=ALL_TENANTS)
         assert sorted(one.metadata.name for one in found.items) == [f"c{number}" for number in range(10)]
         assert found.revision == fake.revision
-        assert len([one for one in fake.requests if one.path == "/v1/configs"]) == 4
+        assert len([request for request in fake.requests if request.path == "/v1/configs"]) == 4
         assert len((await api.list(Config, tenant="t1")).items) == 5
         assert (await api.list(Config)).items == []
 
@@ -131,7 +131,7 @@ def test_write_is_applied_once_despite_lost_or_late_replies(faults: list[Fault])
         assert made.metadata.revision == fake.revision
         writes = fake.writes()
         assert len(writes) == len(faults) + (0 if faults == ["late"] else 1)
-        assert len({one.headers["remit-operation-id"] for one in writes}) == 1
+        assert len({write.headers["remit-operation-id"] for write in writes}) == 1
         assert writes[0].headers["remit-operation-id"].startswith("inc1.7.")
         assert len(fake.done) == 1
 
@@ -174,7 +174,7 @@ def test_writes_have_distinct_ids_and_share_one_status_call() -> None:
         await api.create(config("a"))
         await api.create(config("b"))
         assert len(set(fake.done)) == 2
-        assert len([one for one in fake.requests if one.path == "/v1/status"]) == 1
+        assert len([request for request in fake.requests if request.path == "/v1/status"]) == 1
 
     play(scene)
 

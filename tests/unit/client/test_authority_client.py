@@ -41,7 +41,7 @@ def test_bind_times_out_after_commit__retry_finds_the_same_binding(fault: str) -
     run_virtually(scene())
 
 
-@pytest.mark.parametrize("fault", ["lose before", "hang before", "turned", "overloaded 10", "delay 500", "duplicate"])
+@pytest.mark.parametrize("fault", ["lose before", "hang before", "redirect", "overloaded 10", "delay 500", "duplicate"])
 def test_transport_fault_leaves_one_effect_under_one_id(fault: str) -> None:
     async def scene() -> None:
         b = bench([fault, fault], [])
@@ -52,7 +52,7 @@ def test_transport_fault_leaves_one_effect_under_one_id(fault: str) -> None:
     run_virtually(scene())
 
 
-FAULTS = ["pass", "lose before", "lose after", "hang after", "hang before", "turned", "turned a", "overloaded 30", "duplicate"]
+FAULTS = ["pass", "lose before", "lose after", "hang after", "hang before", "redirect", "redirect a", "overloaded 30", "duplicate"]
 SCRIPT = st.lists(st.sampled_from(FAULTS), max_size=8)
 
 
@@ -159,7 +159,7 @@ def test_call_may_set_its_own_deadline() -> None:
 
 def test_calls_surely_not_received_report_nothing_applied() -> None:
     async def scene() -> None:
-        b = bench([], then="turned", shape=RetryPolicy(attempts_max=3))
+        b = bench([], then="redirect", shape=RetryPolicy(attempts_max=3))
         with pytest.raises(RetriesExhausted, match="none of 1 operations was applied") as caught:
             await b.client.submit(BIND)
         assert not caught.value.outcome_unknown
@@ -183,7 +183,7 @@ def test_nothing_is_submitted_without_status() -> None:
 
 def test_lost_status_reply_does_not_count_as_unknown_outcome() -> None:
     async def scene() -> None:
-        b = bench([], then="turned", shape=RetryPolicy(attempts_max=4))
+        b = bench([], then="redirect", shape=RetryPolicy(attempts_max=4))
         b.endpoints["a"].status_script = ["lose after"]
         with pytest.raises(RetriesExhausted) as caught:
             await b.client.submit(BIND)
@@ -257,7 +257,7 @@ def test_client_without_endpoint_is_refused() -> None:
 
 def test_leader_hint_is_followed_at_once_and_remembered() -> None:
     async def scene() -> None:
-        b = bench(["turned c"], [], [])
+        b = bench(["redirect c"], [], [])
         began_ms = b.world.clock.now_ms()
         await b.client.submit(BIND)
         await b.client.submit(BIND)
@@ -270,7 +270,7 @@ def test_leader_hint_is_followed_at_once_and_remembered() -> None:
 def test_endpoints_hinting_at_each_other_are_retried_with_backoff() -> None:
     async def scene() -> None:
         b = bench([], [], budget=PLENTY)
-        b.endpoints["a"].then, b.endpoints["b"].then = "turned b", "turned a"
+        b.endpoints["a"].then, b.endpoints["b"].then = "redirect b", "redirect a"
         began_ms = b.world.clock.now_ms()
         with pytest.raises(RetriesExhausted, match="16 attempts failed"):
             await b.client.submit(BIND)
@@ -282,7 +282,7 @@ def test_endpoints_hinting_at_each_other_are_retried_with_backoff() -> None:
 @pytest.mark.parametrize("hint", ["", "a", "unknown"])
 def test_next_endpoint_is_tried_without_useful_hint(hint: str) -> None:
     async def scene() -> None:
-        b = bench([f"turned {hint}"], ["lose before"], [])
+        b = bench([f"redirect {hint}"], ["lose before"], [])
         assert await b.client.submit(BIND) == Accepted(1)
         assert [len(endpoint.sent_ms) for endpoint in b.endpoints.values()] == [1, 1, 1]
 
@@ -307,7 +307,7 @@ def test_leader_from_status_is_called_directly() -> None:
 
 def test_client_rereads_leader_after_redirect_also_for_renewal() -> None:
     async def scene() -> None:
-        b = bench(["turned"], [], [])
+        b = bench(["redirect"], [], [])
         await b.client.submit(BIND)
         assert sent(b) == [1, 1, 0], "b forwarded it"
         b.authority.leader = "c"
@@ -411,7 +411,7 @@ def test_expired_id_never_applied_is_retried_once_under_fresh_id() -> None:
     """The scope was restored after the status was read: ids have another incarnation now."""
 
     async def scene() -> None:
-        b = bench(["pass", "turned", "overloaded 5", "pass"])
+        b = bench(["pass", "redirect", "overloaded 5", "pass"])
         await b.client.submit(BIND)
         b.authority.incarnation = "inc2"
         assert await b.client.submit(BIND) == Accepted(2)
@@ -556,7 +556,7 @@ def test_error_after_deadline_names_full_disk_as_last_error() -> None:
 
 def test_latest_reason_wins_and_error_without_reason_keeps_it() -> None:
     async def scene() -> None:
-        b = bench(["overloaded 1 first", "overloaded 1 second"], then="turned")
+        b = bench(["overloaded 1 first", "overloaded 1 second"], then="redirect")
         with pytest.raises(RetriesExhausted, match=r"\(last error: second\)"):
             await b.client.submit(BIND, deadline_ms=2_000)
         b = bench(["overloaded 1 first"], then="lose after")
@@ -579,7 +579,7 @@ def test_reason_of_failed_status_is_reported() -> None:
 
 def test_error_without_reason_reports_no_last_error() -> None:
     async def scene() -> None:
-        b = bench(then="turned")
+        b = bench(then="redirect")
         with pytest.raises(RetriesExhausted) as caught:
             await b.client.submit(BIND, deadline_ms=2_000)
         assert "last error" not in str(caught.value)

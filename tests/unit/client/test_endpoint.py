@@ -100,9 +100,9 @@ def test_endpoint_errors_carry_reason_when_known() -> None:
         ""
     ] * 5
     assert OutcomeUnknown("the line is dead").reason == str(OutcomeUnknown("the line is dead")) == "the line is dead"
-    turned = NotLeader("b", "deposed by b")
-    assert (turned.hint, turned.reason) == ("b", "deposed by b")
-    assert str(turned) == "not the active authority (deposed by b); try b"
+    redirect = NotLeader("b", "deposed by b")
+    assert (redirect.hint, redirect.reason) == ("b", "deposed by b")
+    assert str(redirect) == "not the active authority (deposed by b); try b"
     full = Overloaded(5, reason="the disk is full")
     assert (full.retry_after_ms, full.reason) == (5, "the disk is full")
     assert str(full) == "overloaded (the disk is full); retry after 5 ms"

@@ -245,17 +245,17 @@ def malformed_operations(good: Operation) -> dict[str, Any]:
     looped: dict[str, Any] = {}
     looped["itself"] = looped
     return {
-        "nothing": None,
-        "a number": 7,
+        "none": None,
+        "number": 7,
         "id": replace(good, id=None),
         "claim": replace(good, claim=None),
-        "a claim of no kind": replace(good, claim=good.actor),
+        "claim of wrong type": replace(good, claim=good.actor),
         "actor": replace(good, actor=None),
         "name": replace(good, actor=replace(USER, name=7)),
         "role": replace(good, actor=replace(USER, role=None)),
-        "a word for a role": replace(good, actor=replace(USER, role="user")),
+        "role as text": replace(good, actor=replace(USER, role="user")),
         "epoch": replace(good, actor=replace(USER, epoch="x")),
-        "half an epoch": replace(good, actor=replace(USER, epoch=1.5)),
+        "fractional epoch": replace(good, actor=replace(USER, epoch=1.5)),
         "evidence": replace(good, evidence=None),
         "revision": replace(good, evidence=Evidence(1.5, 0)),  # type: ignore[arg-type]
         "age": replace(good, evidence=Evidence(0, None)),  # type: ignore[arg-type]
@@ -264,8 +264,8 @@ def malformed_operations(good: Operation) -> dict[str, Any]:
         "target": replace(good, claim=Abandon(7)),  # type: ignore[arg-type]
         "thing": replace(good, claim=Apply(None)),  # type: ignore[arg-type]
         "kind": replace(good, claim=Delete([], "x")),  # type: ignore[arg-type]
-        "what cannot be written": replace(good, claim=RecordEvent("e", object())),  # type: ignore[arg-type]
-        "what has no end": replace(good, claim=RecordEvent("e", looped)),  # type: ignore[arg-type]
+        "unencodable event": replace(good, claim=RecordEvent("e", object())),  # type: ignore[arg-type]
+        "cyclic event": replace(good, claim=RecordEvent("e", looped)),  # type: ignore[arg-type]
     }
 
 

@@ -72,7 +72,7 @@ class ControllerBench:
 
     def observe(self, thing: Workload, claims: Sequence[AnyClaim]) -> Workload:
         """Return the workload with these conditions accepted, and write it."""
-        found = {one.type: one for one in thing.status.conditions}
+        found = {condition.type: condition for condition in thing.status.conditions}
         found |= {claim.condition.type: claim.condition for claim in claims if isinstance(claim, SetCondition)}
         after = replace(thing, status=WorkloadStatus(conditions=tuple(found.values())))
         self.write(after)

@@ -73,7 +73,9 @@ def static_violations(scene: PlacementCase, node: Node) -> set[Code]:
                 if meant and len(names) > 0 and name not in names:
                     found.add(Code.POLICY)
     for taint in spec.taints:
-        if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(one, taint) for one in where.tolerations):
+        if taint.effect in ("NoSchedule", "NoExecute") and not any(
+            tolerates(toleration, taint) for toleration in where.tolerations
+        ):
             found.add(Code.TAINT)
     labels = node.metadata.labels
     for key, value in where.node_selector.items():
@@ -113,7 +115,9 @@ def devices_available(requests: Sequence[DeviceRequest], devices: list[Device], 
     if not requests:
         return True
     request, rest = requests[0], requests[1:]
-    suited = [one for one in devices if one.kind == request.kind and (not request.models or one.model in request.models)]
+    suited = [
+        device for device in devices if device.kind == request.kind and (not request.models or device.model in request.models)
+    ]
     if request.share != "":
         text = str(request.share)
         share = Fraction(text[:-1]) if text.endswith("m") else Fraction(text) * 1000

@@ -32,7 +32,7 @@ def test_limit_is_earliest_stage_with_replicas() -> None:
         (["serving", "serving"], ""),
     ]
     for phases, limit in steps:
-        assert progress("service", 2, [Phase(one) for one in phases]).limit == limit, phases
+        assert progress("service", 2, [Phase(phase) for phase in phases]).limit == limit, phases
 
 
 def test_running_job_has_no_limit_and_finished_replicas_count() -> None:

@@ -205,7 +205,11 @@ def test_mass_silence_warns_then_calls_operator_and_reports_end() -> None:
     watch = bench_with_silent(6, 10)
 
     def events() -> list[tuple[str, str]]:
-        return [(one.event.type, one.event.reason) for one in watch.reconcile("region/r1") if isinstance(one, RecordEvent)]
+        return [
+            (result.event.type, result.event.reason)
+            for result in watch.reconcile("region/r1")
+            if isinstance(result, RecordEvent)
+        ]
 
     assert events() == [("Warning", "MassSilence")]
     assert events() == []
@@ -286,7 +290,7 @@ def test_accepted_eviction_counts_until_it_is_seen() -> None:
     on = [replica("w", n, "serving", f"n{n + 1}") for n in range(2)]
     watch = NodeBench(ready("n1", draining=True), ready("n2", draining=True), with_min_available(least=1, replicas=2), *on)
     watch.set_ages()
-    (claim,) = (one for one in watch.reconcile("node/n1") if isinstance(one, Move))
+    (claim,) = (result for result in watch.reconcile("node/n1") if isinstance(result, Move))
     watch.nodes.evictions.on_verdict(claim.replica, Accepted(9))
     assert claim_words(watch.reconcile("node/n2")) == []
 

@@ -107,7 +107,7 @@ def test_surge_exists_only_while_older_generation_has_replicas() -> None:
     declared, new = replace(declared, spec=spec), replace(new, spec=replace(new.spec, spec=spec))
     _, old = work("w", 2)
     assert claims_on(declared, new, old, *members("serving", "serving")) == ["spawn 2+1"]
-    current = [replace(one, spec=replace(one.spec, generation=2)) for one in members("serving", "serving")]
+    current = [replace(member, spec=replace(member.spec, generation=2)) for member in members("serving", "serving")]
     assert claims_on(declared, new, *current) == []
 
 
@@ -285,8 +285,8 @@ def test_service_conditions_progress_from_admitted_to_rolled_out() -> None:
         assert condition_reasons(claims) == then
         declared = table.observe(declared, claims)
     assert table.reconcile(workloads, KEY) == []
-    assert {one.observed_generation for one in declared.status.conditions} == {1}
-    assert all(one.last_transition for one in declared.status.conditions)
+    assert {condition.observed_generation for condition in declared.status.conditions} == {1}
+    assert all(condition.last_transition for condition in declared.status.conditions)
 
 
 def test_negative_condition_is_reported_after_debounce_with_reason() -> None:

@@ -73,7 +73,7 @@ class RecordingEndpoint(ForwardingEndpoint):
         return await self.authority.renew(actor)
 
     def claims(self, kind: type[Any]) -> list[Any]:
-        return [one.claim for one in self.operations if isinstance(one.claim, kind)]
+        return [operation.claim for operation in self.operations if isinstance(operation.claim, kind)]
 
 
 class MarkReadyController(Controller):
@@ -216,9 +216,9 @@ async def test_claims_carry_evidence_and_lease(r: LoopBench) -> None:
     _, _, wire, _ = r.loop()
     await r.nodes("n1")
     await r.sleep(500)
-    (operations,) = (one for one in wire.operations if isinstance(one.claim, Mark))
-    assert operations.evidence.revision > 0
-    assert (operations.actor.role, operations.actor.lease, operations.actor.epoch) == (Role.NODES, "node-lifecycle", 1)
+    (claimed,) = (operation for operation in wire.operations if isinstance(operation.claim, Mark))
+    assert claimed.evidence.revision > 0
+    assert (claimed.actor.role, claimed.actor.lease, claimed.actor.epoch) == (Role.NODES, "node-lifecycle", 1)
 
 
 @loop_test
@@ -348,9 +348,9 @@ async def test_unanswered_operations_are_resent_under_same_ids(r: LoopBench) -> 
     await r.sleep(2_000)
     wire.lose = False
     await r.sleep(30_000)
-    marks = [one for one in wire.operations if isinstance(one.claim, Mark)]
+    marks = [operation for operation in wire.operations if isinstance(operation.claim, Mark)]
     assert len(marks) > 1
-    assert len({one.id for one in marks}) == 1
+    assert len({mark.id for mark in marks}) == 1
     assert await r.health("n1") == "ready"
     assert isinstance(wire.answers[-1], Accepted)
 
@@ -380,7 +380,9 @@ async def test_deposed_instance_stops_acting_at_its_epoch(r: LoopBench) -> None:
     before = len(wire.operations)
     await r.nodes("n2")
     await r.sleep(1_000)
-    late = [one for one in wire.operations[before:] if isinstance(one.claim, Mark) and one.actor.epoch == 1]
+    late = [
+        operation for operation in wire.operations[before:] if isinstance(operation.claim, Mark) and operation.actor.epoch == 1
+    ]
     assert len(late) <= 1
     refused = [verdict for _, verdict in controller.verdicts if isinstance(verdict, Refused)]
     assert all(one.code is Code.STALE_EPOCH for one in refused)
