@@ -212,7 +212,7 @@ def test_every_triple_after_waits_and_fences_have_passed() -> None:
     assert counted["accepted"] == sum(len(e.sources) for e in EDGES.values())
 
 
-def test_bind_reserve_and_forget_are_permitted_only_to_their_role_and_phase() -> None:
+def test_bind_reserve_and_forget_need_their_role_and_phase() -> None:
     asyncio.run(_placing())
 
 

@@ -798,8 +798,8 @@ def test_every_claim_is_classified_with_evidence() -> None:
     assert shown == INVARIANTS.keys() - {"conditions-are-few"}, "each invariant is violated by some example"
 
 
-def test_the_table() -> None:
-    """For people: pytest -s."""
+def test_table_of_claims_has_row_for_every_ruling() -> None:
+    """Printed with `pytest -s`."""
     lines = []
     for claim in (claim for claim in CLAIMS if claim is not Abandon):
         ruling = rulings()[claim]

@@ -213,7 +213,7 @@ async def test_batches_on_top_are_dropped_at_takeover(scope: Scope, followed: li
 
 
 @pipelined_test
-async def test_stopped_authority_answers_each_caller_by_what_it_knows(scope: Scope, followed: list[Draft]) -> None:
+async def test_stopped_authority_reports_unknown_outcome_only_for_batch_in_flight(scope: Scope, followed: list[Draft]) -> None:
     """F20: the batch in flight may have landed; batches on top and queued ones have not."""
     asks = await binds(scope)
     scope.store.plan.append("gated")

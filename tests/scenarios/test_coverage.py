@@ -40,5 +40,5 @@ def test_transitions_are_distinguishable_in_runs() -> None:
     assert sum(mark.startswith("transition ") for mark in coverage.all_marks()) == len(TRANSITIONS)
 
 
-def test_search_scenarios_exist() -> None:
+def test_search_list_names_existing_scenarios() -> None:
     assert set(coverage.SEARCH_SCENARIOS) <= set(names())

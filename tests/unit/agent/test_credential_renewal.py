@@ -70,7 +70,7 @@ def run_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: float, *, d
     return run_virtually(run()), logged
 
 
-def test_token_without_tls_is_renewed_when_a_third_of_validity_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_without_tls_is_renewed_at_one_third_of_validity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     servers, logged = run_agent(tmp_path, monkeypatch, 20, down=set())
     days = [round(at_s / DAY_S, 1) for at_s, _ in servers.at_s]
     assert days == [6.0, 12.0, 18.0] and not logged

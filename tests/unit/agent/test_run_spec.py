@@ -73,7 +73,7 @@ def test_journal_with_many_obsolete_records_is_compacted(tmp_path: Path) -> None
 # -- probes and restarts -------------------------------------------------------------------------------------------------------
 
 
-def test_start_probe_precedes_others_and_probes_keep_their_period() -> None:
+def test_start_probe_runs_first_and_probes_keep_their_period() -> None:
     probe = Probe(tcp=TcpProbe(port=1), period=Duration(100), timeout=Duration(50), failures=2)
     health = ProcessHealth(Probes(start=probe, ready=probe), 1_000)
     assert list(health.due_probes(1_000)) == ["start"]
@@ -204,7 +204,7 @@ def test_lease_is_continuous_when_previous_epoch_was_recorded(tmp_path: Path) ->
 # -- logs and keeper launch ----------------------------------------------------------------------------------------------------
 
 
-def test_log_bounds_parse_what_they_print() -> None:
+def test_log_bounds_round_trip_and_malformed_ones_are_refused() -> None:
     assert parse_log_bounds("") == LogBounds()
     assert parse_log_bounds(LogBounds(older=7).to_text()) == LogBounds(older=7)
     assert parse_log_bounds("older=1,file_bytes=5") == LogBounds(older=1, file_bytes=5)

@@ -52,7 +52,17 @@ def test_transport_fault_leaves_one_effect_under_one_id(fault: str) -> None:
     run_virtually(scene())
 
 
-FAULTS = ["pass", "lose before", "lose after", "hang after", "hang before", "redirect", "redirect a", "overloaded 30", "duplicate"]
+FAULTS = [
+    "pass",
+    "lose before",
+    "lose after",
+    "hang after",
+    "hang before",
+    "redirect",
+    "redirect a",
+    "overloaded 30",
+    "duplicate",
+]
 SCRIPT = st.lists(st.sampled_from(FAULTS), max_size=8)
 
 

@@ -229,7 +229,7 @@ def test_idle_connection_closed_while_loop_is_blocked_is_detected() -> None:
     assert received == [b"%d!" % turn for turn in range(10)]
 
 
-def test_connections_are_reused() -> None:
+def test_consecutive_requests_reuse_one_connection() -> None:
     async def scene() -> None:
         peers = set()
 

@@ -203,7 +203,7 @@ async def test_audit_records_id_used_twice_in_batch(scope: Scope) -> None:
 # -- history ----------------------------------------------------------------------------------------------------------------
 
 
-def test_authority_compacts_history(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_authority_compacts_history_beyond_retained_revisions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(authority, "COMPACT_EVERY_BATCHES", 4)
     monkeypatch.setattr(authority, "HISTORY_REVISIONS", 6)
 

@@ -244,7 +244,8 @@ def test_store_failure_during_takeover_does_not_stop_standby(failing: str) -> No
             # Four checks of the chain and the read that seizes it; then the rows of the last authority are read.
             scope.store.reads.extend(["ok"] * 8 + ["unavailable"])
         serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
-        await wait_until_leading(waiting)
+        leading = await wait_until_leading(waiting)
+        assert leading.head.holder == "s" and not serving.done()
         serving.cancel()
         await asyncio.wait({serving})
 

@@ -289,6 +289,7 @@ async def test_lease_may_be_named_by_role_enum(scope: Scope) -> None:
     (epoch,) = await scope.must(actor, Acquire(Role.AUTOSCALER, Duration(60_000)))
     await scope.must(Actor("x", Role.AUTOSCALER, Role.AUTOSCALER, epoch), RecordEvent("e", EventSpec(regarding="node/n1")))
     await scope.take_over()
+    assert scope.row("lease/autoscaler")["spec"]["holder"] == "x"
 
 
 @story

@@ -68,6 +68,7 @@ async def test_accepted_grant_survives_takeover_on_same_boot(scope: Scope) -> No
     scope.clock.at_ms += 59_999
     await scope.take_over()
     await scope.must(scope.actors["scheduler"], bind_claim(scope, key, "s"))
+    assert scope.row(key)["status"]["grants"] == ["s"]
 
 
 @story

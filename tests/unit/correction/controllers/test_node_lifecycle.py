@@ -82,7 +82,7 @@ def test_node_health_degrades_at_its_silence_limits() -> None:
         assert watch.marks_after(silent_ms, health) == then, (health, silent_ms)
 
 
-def test_node_heard_again_rejoins_or_becomes_ready() -> None:
+def test_returning_node_rejoins_or_becomes_ready() -> None:
     watch = NodeBench(ready("n1"), *others())
     assert watch.marks_after(0, NodeHealth.SUSPECT) == ["mark n1 ready"]
     assert watch.marks_after(0, NodeHealth.UNKNOWN) == ["mark n1 joining"]
@@ -222,7 +222,7 @@ def test_mass_silence_warns_then_calls_operator_and_reports_end() -> None:
     assert events() == []
 
 
-def test_two_silent_nodes_are_mass_silence_only_when_no_node_is_heard() -> None:
+def test_two_silent_nodes_are_mass_silence_only_without_live_node() -> None:
     """F35 S17: if no node is heard, there is no place to move to, and the replicas may well run."""
     watch = NodeBench(ready("n0", NodeHealth.SUSPECT), ready("n1"))
     watch.set_ages(n0=UNKNOWN_MS + 1, n1=UNKNOWN_MS + 1)

@@ -90,7 +90,7 @@ def test_service_and_daemon_are_reconciled_at_once() -> None:
         assert bench.write(on("bound")) == [KEY], type_
 
 
-def test_debounce_follows_timing() -> None:
+def test_debounce_is_derived_from_heartbeat_timing() -> None:
     tempo = Timing(100)
     assert set(WorkloadBench(*job_rows("pending"), tempo=tempo).triggers) == {
         RequeueCoalesced(KEY, condition_debounce_ms(tempo))

@@ -398,7 +398,7 @@ def test_live_replicas_never_exceed_desired(phases: list[str], desired: int, typ
 
 
 @given(st.lists(PHASES, max_size=8), st.integers(0, 6), st.sampled_from(["job", "service"]))
-def test_reconcile_is_repeatable(phases: list[str], desired: int, type_: str) -> None:
+def test_repeated_reconcile_makes_same_claims(phases: list[str], desired: int, type_: str) -> None:
     """F20 F21: it gets no event and keeps no state that would change the decision."""
     things: list[Any] = [*work("w", desired, type_=type_), *members(*phases)]
     table = ControllerBench(*things)
