@@ -335,7 +335,7 @@ class GrantsMachine(FaultyScopeMachine):
         self.do(self._meet())
         self.do(self._return_everything())
         self.do(self._grant_everything())
-        REACHED.count("peace")
+        REACHED.count("everything returned")
 
     async def _at_work(self, scope: Scope) -> None:
         await self.ensure_leader(scope)

@@ -229,12 +229,12 @@ async def run_interrupted(
         await scopes[1].must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
     store = scopes[struck].store
     store.calls, store.kinds, store.strikes = 0, [], strikes
-    teller = PersistentClient(*scopes)
-    await story(teller)
+    client = PersistentClient(*scopes)
+    await story(client)
     ends = [comparable(await scope.dump()) for scope in scopes]
     for scope in scopes:
         await scope.close()
-    return teller.answers, ends, scopes[struck].store.kinds
+    return client.answers, ends, scopes[struck].store.kinds
 
 
 def comparable(rows: dict[str, bytes]) -> dict[str, Any]:

@@ -314,4 +314,4 @@ async def test_pending_offer_stays_charged_despite_smaller_confirmation(scope: S
     budgets = scope.actors["budgets"]
     await accept_peer(scope, "scope/r2")
     await scope.must(budgets, confirm_holdings(scope, s="3"))
-    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "the offer of 4 may still be accept_grant"
+    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "the offer of 4 may still be accepted"
