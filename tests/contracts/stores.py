@@ -74,7 +74,7 @@ class OneThread:
 
 
 class Backend(Protocol):
-    """What the suite needs of a store beyond `Store`."""
+    """Operations of a store that the suite needs beyond `Store`."""
 
     name: str
 

@@ -135,13 +135,14 @@ def test_deleted_key_may_be_created_again(make: Make) -> None:
     async def scenario() -> None:
         async with open_store(make) as store:
             first = await put(store, ("a", b"1"), ("b", b"1"))
-            gone = await delete(store, "a")
+            deleted = await delete(store, "a")
             assert await store.get("a") is None
-            assert await store.commit(Commit((Guard("a", gone),), (("a", b"x"),))) == Conflict("a", gone, 0)
+            assert await store.commit(Commit((Guard("a", deleted),), (("a", b"x"),))) == Conflict("a", deleted, 0)
             again = await put(store, ("a", b"2"), guards=(Guard("a", 0),))
             assert await store.get("a") == Row("a", b"2", again)
             seen = [
-                [row.key for row in (await store.range("", revision=at)).rows if row.key != HEAD] for at in (first, gone, again)
+                [row.key for row in (await store.range("", revision=at)).rows if row.key != HEAD]
+                for at in (first, deleted, again)
             ]
             assert seen == [["a", "b"], ["b"], ["a", "b"]]
 

@@ -1,4 +1,4 @@
-"""A scheduler view on every store ends up equal to a fresh list, whatever events it missed."""
+"""A scheduler view on every store ends up equal to a fresh list, even after missed events."""
 
 from __future__ import annotations
 

@@ -67,16 +67,16 @@ def test_sleep_lasts_at_least_as_long_as_asked(twin: WorldTwin, ms: int) -> None
 
 def test_other_tasks_run_during_sleep_of_zero(twin: WorldTwin) -> None:
     async def scenario(world: World) -> None:
-        told: list[str] = []
+        order: list[str] = []
 
         async def other() -> None:
-            told.append("other")
+            order.append("other")
 
         async with asyncio.TaskGroup() as group:
             group.create_task(other())
             await world.clock.sleep_ms(0)
-            told.append("sleeper")
-        assert told == ["other", "sleeper"]
+            order.append("sleeper")
+        assert order == ["other", "sleeper"]
 
     run_in(twin, scenario)
 

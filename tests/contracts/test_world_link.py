@@ -33,23 +33,23 @@ class EchoService:
 
     async def request(self, body: bytes, /) -> bytes:
         self.requests.append(body)
-        word, _, rest = body.partition(b" ")
-        if word == b"raise":
+        mode, _, rest = body.partition(b" ")
+        if mode == b"raise":
             raise ZeroDivisionError("planted")
-        if word == b"sleep":
+        if mode == b"sleep":
             await self.clock.sleep_ms(int(rest))
         return self.name.encode() + body
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
         """`count N`, `raise N` (after N), `endless N` (after N it waits for ever)."""
         self.requests.append(body)
-        word, _, rest = body.partition(b" ")
+        mode, _, rest = body.partition(b" ")
         try:
             for turn in range(int(rest)):
                 yield b"%d" % turn
-            if word == b"raise":
+            if mode == b"raise":
                 raise ZeroDivisionError("planted")
-            if word == b"endless":
+            if mode == b"endless":
                 await self.clock.sleep_ms(3_600_000)
         finally:
             self.closed.append(body)

@@ -1,4 +1,4 @@
-"""Is what is read quickly the same as what is read whole? Bodies plain and odd: the same object, or refusal, both ways."""
+"""Property: fast and full parsing of request bodies give the same object or the same error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SPECS: list[Any] = [
 
 @st.composite
 def texts(draw: st.DrawFn) -> str:
-    """A manifest as somebody may write it: in any order, with or without spaces, with keys twice or missing or unknown."""
+    """A manifest as clients may write it: any order and spacing, keys repeated, missing or unknown."""
     meta: list[tuple[str, Any]] = [("name", draw(NAMES)), ("tenant", draw(st.sampled_from(["t", "acme", "", "T"])))]
     if draw(st.booleans()):
         meta.append(("labels", draw(st.dictionaries(KEYS, VALUES, max_size=3))))
@@ -45,22 +45,22 @@ def texts(draw: st.DrawFn) -> str:
     members = [
         ("apiVersion", draw(st.sampled_from(["remit/v1", "remit/v1", "remit/v1", "v1"]))),
         ("kind", draw(st.sampled_from(["Workload", "Workload", "Workload", "Config", "Wrokload"]))),
-        ("metadata", Pairs(draw(doubled(meta)))),
+        ("metadata", Pairs(draw(repeated(meta)))),
         ("spec", draw(st.sampled_from(SPECS))),
     ]
     if draw(st.integers(0, 6)) == 0:
         members.append(("status", {}))
-    members = draw(doubled(draw(st.permutations(members))))
+    members = draw(repeated(draw(st.permutations(members))))
     written = _written(members, draw(st.sampled_from([(",", ":"), (", ", ": "), (",\n ", " : ")])))
     return draw(st.sampled_from(["", "", " ", "\n"])) + written + draw(st.sampled_from(["", "", "\n", " x", "{}"]))
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object whose keys may stand twice."""
+    """An object with possibly repeated keys."""
 
 
-def doubled(members: list[tuple[str, Any]]) -> st.SearchStrategy[list[tuple[str, Any]]]:
-    """Mostly as they are; sometimes one of them twice, or one less."""
+def repeated(members: list[tuple[str, Any]]) -> st.SearchStrategy[list[tuple[str, Any]]]:
+    """Usually unchanged; sometimes with one member repeated or removed."""
     again = st.sampled_from(members).map(lambda one: [*members, one])
     fewer = st.sampled_from(members).map(lambda one: [other for other in members if other is not one])
     return st.one_of(st.just(members), st.just(members), st.just(members), again, fewer)
@@ -76,7 +76,7 @@ def _written(members: list[tuple[str, Any]], separators: tuple[str, str]) -> str
 
 
 def _outcome(read: Any, body: bytes) -> Any:
-    """Also as bytes: an operation's digest is taken over them, and a retry may be read the other way."""
+    """As bytes too: an operation's digest covers them, and a retry may take the other path."""
     try:
         found = read(body)
     except ApiProblem as failure:
@@ -86,22 +86,22 @@ def _outcome(read: Any, body: bytes) -> Any:
 
 @tries(400, 20_000)
 @given(st.lists(texts(), min_size=1, max_size=3))
-def test_a_body_is_read_quickly_as_it_is_read_whole(written: list[str]) -> None:
-    for text in (*written, *written):  # the second time a spec may be known
+def test_body_parses_equally_on_fast_and_full_path(written: list[str]) -> None:
+    for text in (*written, *written):  # the second time, the spec may be cached
         body = text.encode()
         assert _outcome(validate_manifest, body) == _outcome(bodies._validate_in_full, body)
 
 
 @tries(200, 10_000)
 @given(st.lists(texts(), min_size=0, max_size=4), st.sampled_from([",", ", "]))
-def test_many_are_read_quickly_as_they_are_read_whole(written: list[str], between: str) -> None:
+def test_array_body_parses_equally_on_fast_and_full_path(written: list[str], between: str) -> None:
     body = ("[" + between.join(written) + "]").encode()
     for _ in range(2):
-        assert _outcome(validate_manifests, body) == _outcome(_all_whole, body)
+        assert _outcome(validate_manifests, body) == _outcome(_validate_in_full, body)
 
 
-def _all_whole(body: bytes) -> Any:
-    """As if nothing were ever plain."""
+def _validate_in_full(body: bytes) -> Any:
+    """With the fast path disabled."""
     with (
         patch.object(bodies, "parse_plain_manifest", lambda body: None),
         patch.object(bodies, "split_array", lambda body, most: []),
@@ -111,8 +111,8 @@ def _all_whole(body: bytes) -> Any:
 
 @tries(200, 5_000)
 @given(st.lists(texts(), min_size=1, max_size=3))
-def test_what_the_judge_knows_is_what_it_would_find(written: list[str]) -> None:
-    """By value: also of an object that came by another way than a manifest."""
+def test_cached_validation_equals_first_validation(written: list[str]) -> None:
+    """Compared by value, also for objects that were not read from a manifest."""
     for text in written:
         try:
             thing = msgspec.json.decode(text, type=Workload, dec_hook=_amounts)
@@ -131,8 +131,8 @@ def _amounts(type_: type, value: object) -> object:
     return dec_hook(type_, value)
 
 
-def test_a_flood_of_one_shape_is_read_quickly(monkeypatch: Any) -> None:
-    """And not by accident read whole each time."""
+def test_repeated_shape_takes_fast_path(monkeypatch: Any) -> None:
+    """The full reader is replaced by None, so that any use of it fails."""
     manifest = {"apiVersion": "remit/v1", "kind": "Workload", "metadata": {"name": "a", "tenant": "t"}, "spec": SPECS[0]}
     validate_manifest(msgspec.json.encode(manifest))
     monkeypatch.setattr(bodies, "read", None)

@@ -48,7 +48,7 @@ class ListRange(NamedTuple):
 
 
 ALL_RANGES: Final = (*(ListRange(f"{prefix}/") for prefix in sorted(BY_PREFIX) if prefix < "batch"), ListRange("", "batch0"))
-"""All keys except `batch/…`: those rows grow with the run and no observer reads them. Kinds whose keys sort before them have a
+"""All keys except `batch/…`: their number only grows, and no observer reads them. Kinds whose keys sort before them have a
 range each; `batch0` is the first key after every `batch/…`.
 """
 

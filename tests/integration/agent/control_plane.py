@@ -1,6 +1,6 @@
 """A scope for real agents: servers, scheduler and controllers in the test's process, behind HTTP.
 
-Agents and keepers are real processes. Whatever a test does, none of them is left. Contains no tests.
+Agents and keepers are real processes; all of them are ended with the test. Contains no tests.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ def run_scenario(scenario: Callable[[Scope], Coroutine[Any, Any, None]], beat_ms
     asyncio.run(bounded())
 
 
-def gone(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:

@@ -23,7 +23,7 @@ from tests.integration.agent.control_plane import (
     AgentProcess,
     Scope,
     fence,
-    gone,
+    has_exited,
     lines,
     record_and_sleep,
     run_scenario,
@@ -82,8 +82,8 @@ def test_killed_agent_finds_its_work_and_starts_nothing_twice() -> None:
             found = await scope.replica(name)
             assert found is not None
             assert found.status.attempt == 1
-        assert not gone(pids[0])
-        assert not gone(pids[1])
+        assert not has_exited(pids[0])
+        assert not has_exited(pids[1])
 
     run_scenario(scenario, SLOW_MS)
 
@@ -98,12 +98,12 @@ def test_stopped_agent_is_fenced_by_keeper_while_eager_work_runs_on() -> None:
         pid = await pid_in(job)
         agent.signal(signal.SIGSTOP)
         stopped_s = time.monotonic()
-        await until(lambda: gone(pid))
+        await until(lambda: has_exited(pid))
         passed_s = time.monotonic() - stopped_s
         assert passed_s < (FENCE_MS + TIMING.kill_grace_ms) / 1000 + 2
         assert passed_s > (FENCE_MS - 3 * BEAT_MS) / 1000
         await until(lambda: agent.journal()["job-0"].fenced)  # it is recorded shortly after the process ends
-        assert not gone(await pid_in(web)), "eager work is not stopped"
+        assert not has_exited(await pid_in(web)), "eager work is not stopped"
         agent.signal(signal.SIGCONT)
         found = await scope.until("job-0", "failed", "released", "pending")
         assert found.status.attempt >= 1
@@ -121,9 +121,9 @@ def test_agent_with_blocked_event_loop_is_fenced_by_keeper() -> None:
         job, web = await run_job_and_service(scope)
         pid = await pid_in(job)
         stall.touch()
-        await until(lambda: gone(pid), FENCE_MS / 1000 + 3)
+        await until(lambda: has_exited(pid), FENCE_MS / 1000 + 3)
         assert agent.process.poll() is None
-        assert not gone(await pid_in(web))
+        assert not has_exited(await pid_in(web))
 
     run_scenario(scenario)
 
@@ -142,13 +142,13 @@ def test_killed_keeper_takes_fenced_work_along_and_successor_adopts_the_rest() -
         await until(lambda: len(lines(tree)) == 2)
         pids, pid, keeper = [int(line) for line in lines(tree)], await pid_in(web), agent.keeper_pid
         os.kill(keeper, signal.SIGKILL)
-        await until(lambda: all(gone(one) for one in pids))
+        await until(lambda: all(has_exited(one) for one in pids))
         await until(lambda: agent.directory.keeper_pid.exists() and agent.keeper_pid != keeper)
         found = await scope.until("job-0", "failed", "released")
         assert found.status.result == "gone"
         await until(lambda: "web-0" in agent.journal())
         await asyncio.sleep(3 * BEAT_MS / 1000)
-        assert not gone(pid)
+        assert not has_exited(pid)
         assert len(lines(web)) == 1
         state = await scope.until("web-0", "serving")
         assert state.status.attempt == 1
@@ -198,8 +198,8 @@ def test_agent_killed_with_its_keeper_finds_remaining_work_and_reports_lost() ->
         pid, fenced = await pid_in(web), await pid_in(job)
         agent.kill()
         os.kill(agent.keeper_pid, signal.SIGKILL)
-        await until(lambda: gone(fenced))
-        assert not gone(pid)
+        await until(lambda: has_exited(fenced))
+        assert not has_exited(pid)
         scope.agent()
         found = await scope.until("job-0", "failed", "released")
         assert found.status.result == "gone"
@@ -228,12 +228,12 @@ def test_second_agent_on_directory_exits_and_work_outlives_terminated_agent() ->
         keeper, pids = agent.keeper_pid, [int(line.split()[0]) for line in lines(web)]
         agent.signal(signal.SIGTERM)
         assert agent.process.wait(10) == 0
-        assert "2 replicas run on" in agent.log_text()
-        assert not any(gone(pid) for pid in (*pids, keeper))
+        assert "2 replicas and the keeper continue" in agent.log_text()
+        assert not any(has_exited(pid) for pid in (*pids, keeper))
         secret_dir = _put_secret_file(agent)
         done = await asyncio.to_thread(_remit, "keeper", "--end", "--data", str(agent.directory.root))
         assert done.returncode == 0, done.stderr
-        assert all(gone(pid) for pid in (*pids, keeper)) and not secret_dir.exists()
+        assert all(has_exited(pid) for pid in (*pids, keeper)) and not secret_dir.exists()
         secret_dir.mkdir()  # empty, as an earlier version may have left it
         assert "no keeper runs" in _remit("keeper", "--end", "--data", str(agent.directory.root)).stdout
         assert not secret_dir.exists()
@@ -243,7 +243,7 @@ def test_second_agent_on_directory_exits_and_work_outlives_terminated_agent() ->
         assert _put_secret_file(again) == secret_dir
         again.signal(signal.SIGTERM)
         assert again.process.wait(15) == 0
-        assert all(gone(pid) for pid in (*pids, keeper)) and not secret_dir.exists()
+        assert all(has_exited(pid) for pid in (*pids, keeper)) and not secret_dir.exists()
 
     run_scenario(scenario, SLOW_MS)
 
@@ -264,7 +264,7 @@ def test_work_of_node_name_no_longer_hosted_is_ended() -> None:
         pids = await pid_in(job), await pid_in(web)
         agent.kill()
         scope.agent(name="new")
-        await until(lambda: all(gone(pid) for pid in pids))
+        await until(lambda: all(has_exited(pid) for pid in pids))
         assert "node old is no longer hosted" in agent.log_text()
 
     run_scenario(scenario)
@@ -284,7 +284,7 @@ def test_agent_without_predecessors_data_reports_work_gone_only_when_sure() -> N
         other = scope.agent(data="b")  # the same node, but its keeper does not know the job
         gone_s = none_s = 0.0
         for _ in range(1_000):
-            gone_s = gone_s or (time.monotonic() if gone(pid) else 0.0)
+            gone_s = gone_s or (time.monotonic() if has_exited(pid) else 0.0)
             found = await scope.replica("job-0")
             if found is None or found.status.phase in ("failed", "released", "pending"):
                 none_s = time.monotonic()
@@ -311,7 +311,7 @@ def test_agent_follows_replaced_store_and_ends_unknown_work() -> None:
             other._port = int(port)
             await other.close()
             await other.open()
-            await until(lambda: all(gone(pid) for pid in pids), 15)
+            await until(lambda: all(has_exited(pid) for pid in pids), 15)
             await other.run("next", *record_and_sleep(scope.root / "next"), spec=SERVICE)
             await other.until("next-0", "serving")
             assert agent.process.poll() is None
@@ -328,7 +328,7 @@ def test_wrong_token_or_heartbeat_is_reported_with_fix(tmp_path: Path) -> None:
     async def scenario(scope: Scope) -> None:
         agent = scope.agent("--beat", "7s")
         assert await asyncio.to_thread(agent.process.wait, 10) == 1
-        assert "start it without --beat" in agent.log_text()
+        assert "leave out --beat" in agent.log_text()
         deep = scope.agent(data="d" * 100)
         assert await asyncio.to_thread(deep.process.wait, 10) == 1
         assert "use a shorter --data" in deep.log_text()
@@ -345,14 +345,14 @@ def test_work_of_killed_agent_and_keeper_is_ended_by_command() -> None:
         await scope.until("web-1", "serving")
         keeper, pids = agent.keeper_pid, [int(line.split()[0]) for line in lines(web)]
         agent.kill()
-        assert not gone(keeper), agent.log_text()
+        assert not has_exited(keeper), agent.log_text()
         os.kill(keeper, signal.SIGKILL)
-        assert not any(gone(pid) for pid in pids)
+        assert not any(has_exited(pid) for pid in pids)
         secret_dir = _put_secret_file(agent)
         done = await asyncio.to_thread(_remit, "keeper", "--end", "--data", str(agent.directory.root))
         assert done.returncode == 0, done.stderr
-        assert "what one has left behind has ended" in done.stdout
-        assert all(gone(pid) for pid in pids) and not secret_dir.exists()
+        assert "replicas left by an earlier one are stopped" in done.stdout
+        assert all(has_exited(pid) for pid in pids) and not secret_dir.exists()
         again = _remit("keeper", "--end", "--data", str(agent.directory.root))
         assert again.stdout == f"no keeper runs on {agent.directory.root}\n"
 
@@ -379,7 +379,7 @@ def test_killed_agent_and_keeper_restart_on_full_disk() -> None:
         await asyncio.sleep(4 * BEAT_MS / 1000)
         assert second.process.poll() is None, second.log_text()
         assert not (run / "agent.pid").exists()
-        assert not gone(pid)
+        assert not has_exited(pid)
         assert len(lines(web)) == 1
 
     run_scenario(scenario, SLOW_MS)

@@ -94,7 +94,7 @@ def test_agent_killed_after_lost_join_answer_is_same_agent_on_retry(tmp_path: Pa
                 place = JoinTarget((url,), text, ("n1",))
                 first = asyncio.ensure_future(join(here, place, world, messages.append))
                 async with asyncio.timeout(20):
-                    while not messages:  # noqa: ASYNC110 - it is told by another
+                    while not messages:  # noqa: ASYNC110 - set by another task
                         await asyncio.sleep(0.01)
                 first.cancel()
                 assert proxy.lost == 1 and len(agent_tokens(server)) == 1, "the join was committed and unanswered"

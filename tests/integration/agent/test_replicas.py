@@ -32,7 +32,7 @@ from remit.model.resources import Amount, Duration
 from remit.world.clock import BootClock
 from remit.world.process.isolation import tenant_user
 from remit.world.process.runner import ProcessRunner
-from tests.integration.agent.control_plane import Scope, gone, lines, record_and_sleep, run_scenario, shell, until
+from tests.integration.agent.control_plane import Scope, has_exited, lines, record_and_sleep, run_scenario, shell, until
 
 SERVICE = {"type": "service", "replicas": 1}
 LIMITED = "memory" in ProcessRunner(BootClock()).isolation_support().controllers
@@ -54,9 +54,9 @@ def test_arguments_environment_directory_and_ports_match_manifest() -> None:
             'os.environ["REMIT_TOKEN"], os.environ.get("REMIT_SECRET"), sorted(os.listdir(".")), sep="\\n", file=out)\n'
             'open("scratch", "w").write("x"); out.close(); time.sleep(0.7)\n'
         )
-        words = ("$HOME", "; rm -rf /", "$(COLOUR)", "$$(COLOUR)", "a b")
+        arguments = ("$HOME", "; rm -rf /", "$(COLOUR)", "$$(COLOUR)", "a b")
         await scope.run(
-            "job", "python3", "-c", script, *words, spec=once(),
+            "job", "python3", "-c", script, *arguments, spec=once(),
             env={"COLOUR": "blue", "REMIT_SECRET": "mine"},
             ports=(PortRequest(name="http"), PortRequest(name="fixed", port=31999)),
         )  # fmt: skip
@@ -131,7 +131,7 @@ def test_stopped_process_gets_term_and_grace_and_whole_tree_ends() -> None:
         await until(lambda: _is_gone(scope, "polite-0"))
         assert lines(polite)[-1] == "bye"
         await until(lambda: _is_gone(scope, "deaf-0"))
-        assert gone(child)
+        assert has_exited(child)
 
     run_scenario(scenario)
 
@@ -224,19 +224,19 @@ def test_work_of_other_user_owns_its_directory_and_writes_nowhere_else() -> None
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run anything as another user")
 @pytest.mark.parametrize(
-    ("words", "number"),
+    ("arguments", "number"),
     [
         ((), tenant_user("t")[1:]),
         (("--work-user", "daemon"), str(pwd.getpwnam("daemon").pw_uid)),
         (("--work-user", "root"), "0"),
     ],
 )
-def test_root_agent_runs_work_as_unprivileged_user_by_default(words: tuple[str, ...], number: str) -> None:
+def test_root_agent_runs_work_as_unprivileged_user_by_default(arguments: tuple[str, ...], number: str) -> None:
     """Also where a parent directory is closed, like root's home: work can reach its directory all the same."""
 
     async def scenario(scope: Scope) -> None:
         scope.root.chmod(0o700)
-        agent = scope.agent(*words)
+        agent = scope.agent(*arguments)
         script = "id -u; echo hello > mine && cat $HOME/mine; touch made/by-it && ls -nd made | cut -d' ' -f3"
         await scope.run("job", *shell(script), spec=once(), volumes=(Volume(name="v", path="made", scratch=Scratch()),))
         found = await scope.until("job-0", "finished", "released", "failed")
@@ -289,6 +289,6 @@ def test_sandboxed_work_changes_only_its_own_directory() -> None:
         assert output[0] == "y"
         assert int(output[1]) < 8, "only its own processes are visible"
         assert target.read_text() == "as it was"
-        assert "work is sandboxed" in agent.log_text()
+        assert "sandbox: bubblewrap" in agent.log_text()
 
     run_scenario(scenario)

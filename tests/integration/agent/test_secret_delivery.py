@@ -62,18 +62,18 @@ async def reported(output: Path, times: int) -> list[str]:
 def assert_not_leaked(scope: Scope, agent: AgentProcess) -> None:
     """Assert that no file of the agent, the keeper or the scope and no command line has the canary."""
     assert CANARY not in agent.log_text()
-    for place, _, names in os.walk(scope.root):  # skips directories that vanish meanwhile
-        for path in (Path(place, name) for name in names):
+    for directory, _, names in os.walk(scope.root):  # skips directories that vanish meanwhile
+        for path in (Path(directory, name) for name in names):
             with suppress(FileNotFoundError):
                 if path.is_file() and not path.is_symlink():
                     assert CANARY.encode() not in path.read_bytes(), path
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             try:
-                words = (process / "cmdline").read_bytes()
+                arguments = (process / "cmdline").read_bytes()
             except OSError:
                 continue
-            assert CANARY.encode() not in words, words
+            assert CANARY.encode() not in arguments, arguments
 
 
 @pytest.mark.smoke
@@ -83,18 +83,18 @@ def test_service_reads_secrets_gets_new_ones_at_restart_and_leaves_none() -> Non
         await declare(scope)
         reads = shell('test -n "$TOKEN" -a -r secrets/db/password')
         probes = Probes(ready=Probe(exec=ExecProbe(command=reads), period=Duration(100)))
-        words = (*report_command(output), "word", "$(MODE) $(TOKEN)")
-        await scope.run("web", *words, spec=SERVICE, secrets=READ, configs=CONFIGS, restart=AGAIN, probes=probes)
+        arguments = (*report_command(output), "word", "$(MODE) $(TOKEN)")
+        await scope.run("web", *arguments, spec=SERVICE, secrets=READ, configs=CONFIGS, restart=AGAIN, probes=probes)
         found = await scope.until("web-0", "ready", "serving")
         first = await reported(output, 1)
         assert first[:5] == [digest(CANARY), digest(CANARY + "-token"), "ann", "mode = 1", "live live $(TOKEN)"]
         assert first[5] == "400"
-        place = build_secret_files(agent.directory).path_of(f"{found.metadata.uid}.1")
-        assert first[6] == str(place / "secrets/db") and first[6].startswith("/dev/shm/")
+        directory = build_secret_files(agent.directory).path_of(f"{found.metadata.uid}.1")
+        assert first[6] == str(directory / "secrets/db") and first[6].startswith("/dev/shm/")
         assert_not_leaked(scope, agent)
 
         await declare(scope, "-2")
-        assert (place / "secrets/db/password").read_text() == CANARY, "a running replica keeps its files"
+        assert (directory / "secrets/db/password").read_text() == CANARY, "a running replica keeps its files"
         os.kill(agent.journal()["web-0"].pid, signal.SIGKILL)
         second = await reported(output, 2)
         assert second[:2] == [digest(CANARY + "-2"), digest(CANARY + "-token-2")] and second[4] == "live-2 live-2 $(TOKEN)"
@@ -102,7 +102,7 @@ def test_service_reads_secrets_gets_new_ones_at_restart_and_leaves_none() -> Non
         await scope.until("web-0", "ready", "serving")
 
         await scope.operator.submit(Delete("Workload", "web", "t"))
-        await until(lambda: not place.exists())
+        await until(lambda: not directory.exists())
         assert build_secret_files(agent.directory).names() == ()
 
     run_scenario(scenario)
@@ -134,7 +134,7 @@ def test_killed_agent_finds_running_work_with_files_and_removes_them_at_end() ->
         await declare(scope)
         await scope.run("web", *report_command(output), spec=SERVICE, secrets=READ, configs=CONFIGS, restart=AGAIN)
         found = await scope.until("web-0", "ready", "serving")
-        place = build_secret_files(agent.directory).path_of(f"{found.metadata.uid}.1")
+        directory = build_secret_files(agent.directory).path_of(f"{found.metadata.uid}.1")
         leftover = build_secret_files(agent.directory).path_of("gone.1")
         leftover.mkdir()
         agent.kill()
@@ -142,11 +142,11 @@ def test_killed_agent_finds_running_work_with_files_and_removes_them_at_end() ->
         again = scope.agent("--name", "n1")
         await until(lambda: not leftover.exists())
         await until(lambda: (record := again.journal().get("web-0")) is not None and record.alive)
-        assert (place / "secrets/db/password").read_text() == CANARY and lines(output).count("end") == 1
+        assert (directory / "secrets/db/password").read_text() == CANARY and lines(output).count("end") == 1
         os.kill(again.journal()["web-0"].pid, signal.SIGKILL)
         assert (await reported(output, 2))[0] == digest(CANARY + "-2"), "a restart fetches the secret again"
         await scope.operator.submit(Delete("Workload", "web", "t"))
-        await until(lambda: not place.exists())
+        await until(lambda: not directory.exists())
         assert_not_leaked(scope, again)
 
     run_scenario(scenario, beat_ms=700)

@@ -1,7 +1,7 @@
 """One real server under attack, distinguishable attackers, and the checks after each attack.
 
-An attacker has its own address and tokens, so that the audit entries about it can be told apart: a repeated refusal is one
-line. After each attack the server must be alive, hardly larger, and have recorded its refusal.
+An attacker has its own address and tokens, which identify its audit entries: a repeated refusal is one line. After each attack
+the server must be alive, hardly larger, and have recorded its refusal.
 """
 
 from __future__ import annotations

@@ -64,18 +64,18 @@ def expired_token(by: Attacker) -> Outcome:
 @attack(401, "unauthenticated")
 def invalid_tokens(by: Attacker) -> list[Outcome]:
     """A01: unsigned, signed by a foreign key, cut short, far too long, or with another scheme."""
-    mine = by.target.server.token
+    token = by.target.server.token
     texts = [
         "",
         " ",
         unsigned(role="admin", sub="admin"),
         f"remit_{'z' * 40}",
-        mine[:-1],
-        mine + "x",
-        mine.upper(),
+        token[:-1],
+        token + "x",
+        token.upper(),
         "a" * 9_000,
     ]
-    schemes = [f"Basic {mine}", mine, f"Bearer, {mine}", f"Bearer {mine} {mine}"]
+    schemes = [f"Basic {token}", token, f"Bearer, {token}", f"Bearer {token} {token}"]
     refused = [by.get("/v1/tenants", text) for text in texts]
     return refused + [by.get("/v1/tenants", Authorization=one) for one in schemes]
 
@@ -102,10 +102,10 @@ def token_of_deleted_owner(by: Attacker) -> list[Outcome]:
     by.target.admin("DELETE", f"/v1/tenants/{home}")
     gone = by.token("viewer")
     patch = {"spec": {"revoked": True}}
-    told = by.target.server.ask(
+    reply = by.target.server.ask(
         "PATCH", f"/v1/tokens/{by.tokens[-1]}", patch, **{"Content-Type": "application/merge-patch+json"}
     )
-    assert told.status == 200, told
+    assert reply.status == 200, reply
     by.target.until(lambda: by.component_request(hers, STATUS).status == 401, WITHIN_S)
     by.target.until(lambda: by.get("/v1/workloads", his).status == 401, WITHIN_S)
     by.target.until(lambda: by.get("/v1/workloads", gone).status == 401, WITHIN_S)
@@ -164,14 +164,14 @@ def agent_writes_about_other_node(by: Attacker) -> list[Outcome]:
 def secret_of_replica_bound_elsewhere(by: Attacker) -> list[Outcome]:
     """A08: another node's replica, another attempt, a guessed secret key; and as another actor."""
     _, text, me = by.agent()
-    wanted = SecretMaterialRequest(me, "replica/acme/web-0", by.target.uid, 1)
+    request = SecretMaterialRequest(me, "replica/acme/web-0", by.target.uid, 1)
     tries = [
-        wanted,
-        replace(wanted, attempt=2),
-        replace(wanted, key="secret/acme/db"),
-        replace(wanted, key="replica/bolt/web-0"),
+        request,
+        replace(request, attempt=2),
+        replace(request, key="secret/acme/db"),
+        replace(request, key="replica/bolt/web-0"),
     ]
-    tries += [replace(wanted, actor=by.target.actors["n2"]), replace(wanted, actor=replace(me, lease="agent/n2"))]
+    tries += [replace(request, actor=by.target.actors["n2"]), replace(request, actor=replace(me, lease="agent/n2"))]
     return [by.component_request(text, one) for one in tries]
 
 
@@ -238,9 +238,9 @@ def transition_of_replica_on_other_node(by: Attacker) -> Outcome:
 @attack(502, "unavailable")
 def agent_redirects_server(by: Attacker) -> list[Outcome]:
     """A13: its answer to logs and exec is a redirect, which must not be followed."""
-    with hostile_agent(by) as (trap, mine):
+    with hostile_agent(by) as (trap, token):
         begin = encode_frame(ExecFrameType.START, ExecStart(("id",)))
-        found = [by.get(f"{REPLICA}/logs", mine), by.ask("POST", f"{REPLICA}/exec", begin, mine, Content_Type=MEDIA_TYPE)]
+        found = [by.get(f"{REPLICA}/logs", token), by.ask("POST", f"{REPLICA}/exec", begin, token, Content_Type=MEDIA_TYPE)]
         trap.setblocking(False)
         with suppress(BlockingIOError):
             trap.accept()
@@ -264,10 +264,10 @@ def write_at_old_epoch(by: Attacker) -> list[Outcome]:
 @contextmanager
 def hostile_agent(by: Attacker) -> Iterator[tuple[socket.socket, str]]:
     """A listener at n2's port that answers each connection with a redirect to a trap; and a token of acme's member."""
-    mine = by.member()
+    token = by.member()
     with socket.create_server(("127.0.0.1", 0)) as trap, socket.create_server(("127.0.0.1", 0)) as answering:
         port, there = answering.getsockname()[1], trap.getsockname()[1]
-        words = f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{there}/\r\nContent-Length: 0\r\n\r\n".encode()
+        response = f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{there}/\r\nContent-Length: 0\r\n\r\n".encode()
 
         def answer() -> None:
             with suppress(OSError):
@@ -275,19 +275,19 @@ def hostile_agent(by: Attacker) -> Iterator[tuple[socket.socket, str]]:
                     connection, _ = answering.accept()
                     with connection:
                         connection.recv(10)
-                        connection.sendall(words)
+                        connection.sendall(response)
 
         threading.Thread(target=answer, daemon=True).start()
         patch, merge = {"spec": {"port": port}}, {"Content-Type": "application/merge-patch+json"}
         assert by.target.server.ask("PATCH", "/v1/nodes/n2", patch, **merge).status == 200
         following = by.target.server.connect()
         try:
-            told = by.target.server.headers(Authorization=f"Bearer {by.target.tokens['host2']}")
+            reply = by.target.server.headers(Authorization=f"Bearer {by.target.tokens['host2']}")
             log_lines = json.dumps({"type": "orders", "nodes": ["n2"], "callback": "c" * 32})
-            following.request("POST", "/v1/follow", log_lines, told)
+            following.request("POST", "/v1/follow", log_lines, reply)
             following.getresponse().readline()
             _start_replica(by)
-            yield trap, mine
+            yield trap, token
         finally:
             following.close()
             answering.shutdown(socket.SHUT_RDWR)

@@ -30,9 +30,9 @@ def idle_and_slow_connections(by: Attacker) -> list[Outcome]:
         slow = [open_.enter_context(_raw(by)) for _ in range(20)]
         for connection in slow:
             connection.sendall(b"GET /v1/tenants HTTP/1.1\r\nHost: localhost\r\nX: ")
-        asked = time.monotonic()
+        began_request = time.monotonic()
         assert by.target.server.ask("GET", "/v1/tenants").status == 200, "other clients must be served"
-        assert time.monotonic() - asked < 5.0
+        assert time.monotonic() - began_request < 5.0
         for connection in (*held, *slow):
             ready.register(connection, selectors.EVENT_READ)
         log_lines: list[bytes] = []
@@ -45,9 +45,9 @@ def idle_and_slow_connections(by: Attacker) -> list[Outcome]:
                 if connection in ready.get_map():
                     _drip(connection)
         assert not ready.get_map(), f"{len(ready.get_map())} are still open"
-    told = [data for data in log_lines if data]
-    assert {data.split()[1] for data in told} <= {b"408", b"503"}
-    return [_refusal(data) for data in told if data.split()[1] == b"408"][:50]
+    answers = [data for data in log_lines if data]
+    assert {data.split()[1] for data in answers} <= {b"408", b"503"}
+    return [_refusal(data) for data in answers if data.split()[1] == b"408"][:50]
 
 
 def _raw(by: Attacker) -> socket.socket:
@@ -149,9 +149,9 @@ def terminal_control_characters(by: Attacker) -> list[Outcome]:
             json.loads(line)
             assert not any(sign in line for sign in (b"\x1b", b"\r", "\u202e".encode()))
     time.sleep(0.05)
-    for told in by.target.log_lines:
-        assert json.loads(told)["level"] in ("info", "warning", "debug"), told
-        assert not any(sign in told for sign in "\x1b\r\u202e"), told
+    for answers in by.target.log_lines:
+        assert json.loads(answers)["level"] in ("info", "warning", "debug"), answers
+        assert not any(sign in answers for sign in "\x1b\r\u202e"), answers
     return found
 
 

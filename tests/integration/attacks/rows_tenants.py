@@ -125,11 +125,11 @@ def priority_class_not_allowed(by: Attacker) -> list[Outcome]:
 @attack(403)
 def confused_deputy(by: Attacker) -> list[Outcome]:
     """A20: requests through the authority, a plan or a controller are judged as the requester's."""
-    text, theirs = by.member(), workload("web", "bolt")
+    text, other_work = by.member(), workload("web", "bolt")
     until = {"scope": {"tenant": "bolt"}, "effect": {"pauseExpansion": {}}, "ttl": "1h", "reason": "x", "author": "x"}
     override = {"apiVersion": "remit/v1", "kind": "Override", "metadata": {"name": "x"}, "spec": until}
-    found = [by.ask("POST", "/v1/apply", [theirs], text), by.ask("POST", "/v1/apply", [workload("mine"), theirs], text)]
-    found += [by.ask("POST", "/v1/plan", [theirs], text), by.ask("POST", "/v1/capacity", [theirs], text)]
+    found = [by.ask("POST", "/v1/apply", [other_work], text), by.ask("POST", "/v1/apply", [workload("mine"), other_work], text)]
+    found += [by.ask("POST", "/v1/plan", [other_work], text), by.ask("POST", "/v1/capacity", [other_work], text)]
     found += [by.ask("POST", "/v1/overrides", override, text), by.ask("POST", "/v1/secrets/rotate", None, text)]
     found += [by.ask("POST", "/v1/nodes", node("mine"), text), by.get("/v1/account?regarding=workload/bolt/web", text)]
     assert by.target.server.ask("GET", f"{MINE}/mine").status == 404, "no part of a batch may be applied"
@@ -150,10 +150,10 @@ def dump_of_everything(by: Attacker) -> list[Outcome]:
     found = [by.get(path, root) for path in paths]
     found.append(by.ask("POST", "/v1/plan", [secret("db", password=CANARY + "2")], root))
     for one in found:
-        told = one.body.decode()
-        assert CANARY not in told
-        assert root not in told
-        assert not any(text in told for text in by.target.tokens.values())
+        text_ = one.body.decode()
+        assert CANARY not in text_
+        assert root not in text_
+        assert not any(text in text_ for text in by.target.tokens.values())
     for file in sorted(by.target.server.data.rglob("*")):
         if file.is_file() and file.name not in ("token", "seal.keys"):
             assert CANARY.encode() not in file.read_bytes(), f"{file.name} has the secret in plain text"

@@ -262,7 +262,7 @@ class Chaos:
         while (left := (await api.list(Replica)).items) and time.monotonic() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.3)  # there is no event to wait for
         self.leaked += [f"{one.metadata.name} is still there ({one.status.phase}) after all was deleted" for one in left]
-        self._find_leaked_processes(str(self.record))  # before keepers are told to end all work
+        self._find_leaked_processes(str(self.record))  # before keepers end all work
         tops = await api.top_nodes()
         self.leaked += [
             f"{one.node} still holds {one.requests}" for one in tops if one.requests.cpu_milli or one.requests.memory_bytes

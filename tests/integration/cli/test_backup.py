@@ -161,8 +161,8 @@ def test_backup_is_restored_into_a_new_directory(ups: Ups, tmp_path: Path) -> No
     assert not list((ups.data / "server").glob("backup*"))
 
 
-@pytest.mark.parametrize("place", ["new", "new/below", "empty"])
-@pytest.mark.parametrize("spoilt", ["no tar", "cut off", "a store that is not ours"])
+@pytest.mark.parametrize("target", ["new", "new/below", "empty"])
+@pytest.mark.parametrize("damage", ["no tar", "cut off", "a store that is not ours"])
 def test_invalid_backup_leaves_the_target_directory_unchanged(tmp_path: Path, target: str, damage: str) -> None:
     backup = tmp_path / "bad.tar"
     label = BackupLabel(

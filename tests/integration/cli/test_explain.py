@@ -95,7 +95,7 @@ def test_gang_explanation_counts_fitting_replicas(data: Path) -> None:
     assert "reason=over_quota" in text
     assert "quota 2 of 3" in text
     assert "3 must be bound at once: 1 of 3 pending ones fit now, 0 are placed" in text
-    assert "if the quota tenant/lab grows by gpu 1, and there are 2 more nodes like g1" in text
+    assert "if quota tenant/lab grows by gpu 1, and there are 2 more nodes like g1" in text
 
 
 def test_replica_larger_than_every_node_has_verdict_never(data: Path) -> None:

@@ -73,7 +73,7 @@ class Machine:
         for file in re.findall(r"^EnvironmentFile=-(.*)$", text, re.M):
             env |= dict(line.split("=", 1) for line in Path(file).read_text().splitlines())
         command = re.findall(r"^ExecStart=(.*)$", text, re.M)[0]
-        argv = [word for part in shlex.split(command) for word in _expanded(part, env)]
+        argv = [argument for part in shlex.split(command) for argument in _expanded(part, env)]
         with (self.root / f"{unit}.log").open("ab") as out:
             self.running[unit] = subprocess.Popen([*self.prefix, *argv], env=env, stdout=out, stderr=out)
 
@@ -103,8 +103,8 @@ class Machine:
         return place
 
 
-def _expanded(word: str, env: dict[str, str]) -> list[str]:
+def _expanded(argument: str, env: dict[str, str]) -> list[str]:
     """`$NAME` expands to words, `${NAME}` to one word."""
-    if re.fullmatch(r"\$[A-Z_]+", word):
-        return env.get(word[1:], "").split()
-    return [re.sub(r"\$\{([A-Z_]+)\}", lambda found: env.get(found[1], ""), word)]
+    if re.fullmatch(r"\$[A-Z_]+", argument):
+        return env.get(argument[1:], "").split()
+    return [re.sub(r"\$\{([A-Z_]+)\}", lambda found: env.get(found[1], ""), argument)]

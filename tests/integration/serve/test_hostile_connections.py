@@ -68,7 +68,7 @@ def run_app(app: Any, *pieces: bytes) -> bytes:
         (POST + b"5;", MUCH, MUCH),
         (POST + b"3\r\nabc\r\n0", MUCH, MUCH),
     ],
-    ids=["one trailer", "many trailers", "a chunk's extension", "a chunk's size"],
+    ids=["one trailer", "many trailers", "chunk extension", "chunk size"],
 )
 def test_trailers_and_chunk_metadata_are_bounded(pieces: tuple[bytes, ...]) -> None:
     found = run_app(echo_size, *pieces)
@@ -108,7 +108,7 @@ def test_pipelined_requests_over_limit_are_cut_with_connection_close() -> None:
 
 
 @pytest.mark.parametrize(
-    "behind", [MUCH, b"\x00\x01\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + MUCH], ids=["much", "no HTTP", "a head"]
+    "behind", [MUCH, b"\x00\x01\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + MUCH], ids=["long data", "not HTTP", "unfinished head"]
 )
 def test_answer_survives_data_behind_its_request(behind: bytes) -> None:
     found = run_app(slow, GET, behind)

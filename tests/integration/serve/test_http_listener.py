@@ -105,10 +105,10 @@ def test_one_address_cannot_take_all_connections_and_its_idle_ones_close_first()
 
 def test_request_in_progress_is_answered_before_shutdown() -> None:
     async def main() -> None:
-        begun, release = asyncio.Event(), asyncio.Event()
+        started, release = asyncio.Event(), asyncio.Event()
 
         async def slow(scope: Any, receive: Any, send: Any) -> None:
-            begun.set()
+            started.set()
             await release.wait()
             await respond(send, b"done")
 
@@ -118,7 +118,7 @@ def test_request_in_progress_is_answered_before_shutdown() -> None:
         async with listening(slow, closing) as bound:
             reader, writer = await ask(bound)
             idle_reader, idle_writer = await ask(bound, b"")
-            await begun.wait()
+            await started.wait()
         data = await reader.read()
         assert data.endswith(b"done") and b"connection: close" in data
         assert await idle_reader.read() == b""
@@ -134,17 +134,17 @@ def test_stuck_request_is_ended_at_shutdown(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(http_server, "DRAIN_S", 0.1)
 
     async def main() -> None:
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         async def stuck(scope: Any, receive: Any, send: Any) -> None:
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
 
         async with asyncio.timeout(5):
             async with listening(stuck) as bound:
                 reader, writer = await ask(bound)
-                await begun.wait()
-            await reader.read()
+                await started.wait()
+            assert b"200 OK" not in await reader.read()
         writer.close()
 
     asyncio.run(main())

@@ -87,7 +87,7 @@ def test_directory_has_one_owner_and_port_one_listener(tmp_path: Path) -> None:
         assert run("--data", str(tmp_path / "other"), "--beat", "1ms").returncode == 2
         (tmp_path / "short").write_text("x\n")
         short = run("--data", str(tmp_path / "other"), "--token-file", str(tmp_path / "short"))
-        assert short.returncode == 1 and "holds no token" in short.stderr
+        assert short.returncode == 1 and "does not contain a token" in short.stderr
     assert all("Traceback" not in one.stderr for one in (owned, taken, away, short))
 
 

@@ -1,4 +1,4 @@
-"""A copy of a store in use is one consistent state, whatever its owner does meanwhile, without disturbing the owner."""
+"""A copy of a store in use is one consistent state, and copying does not disturb the owner."""
 
 from __future__ import annotations
 

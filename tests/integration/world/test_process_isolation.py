@@ -72,11 +72,11 @@ async def text(path: Path) -> str:
     return path.read_text()  # noqa: ASYNC240
 
 
-def listed(pid: int) -> bool:
+def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def gone(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -120,8 +120,8 @@ def test_daemonised_process_ends_with_its_group(grouped: str, tmp_path: Path, ad
             assert os.getpgid(pid) != running.pid
             stopper = ProcessRunner(BootClock(), parent=grouped) if adopted else one
             await stopper.stop(ProcessHandle(*running), grace_ms=100)
-            assert gone(pid)
-            assert gone(running.pid)
+            assert has_exited(pid)
+            assert has_exited(running.pid)
             assert stopper.live_groups() == ()
 
     run(scenario, grouped)
@@ -133,11 +133,11 @@ def test_orphans_end_even_if_leader_was_reaped_long_ago(grouped: str, tmp_path: 
         async with started(one, shell(script)._replace(group="left")) as running:
             assert await one.wait(running) == ExitStatus(code=0)
             pid = int(await text(tmp_path / "pid"))
-            assert not listed(running.pid), "the leader must not remain as a zombie"
-            assert not gone(pid)
+            assert not exists(running.pid), "the leader must not remain as a zombie"
+            assert not has_exited(pid)
             assert one.live_groups() == ("left",)
             await one.stop(running, grace_ms=5_000)
-            assert gone(pid)
+            assert has_exited(pid)
             assert one.live_groups() == ()
 
     run(scenario, grouped)
@@ -150,7 +150,7 @@ def test_descendants_in_other_sessions_end_without_cgroup_while_parents_live(tmp
             pid = int(await text(tmp_path / "pid"))
             assert os.getpgid(pid) != running.pid
             await one.stop(running, grace_ms=100)
-            assert gone(pid)
+            assert has_exited(pid)
 
     run(scenario, "unused")
 
@@ -383,40 +383,40 @@ def test_output_file_must_be_regular_file(parent: str, tmp_path: Path, sort: str
 @pytest.mark.smoke
 @with_bwrap
 def test_sandboxed_process_writes_only_where_permitted(parent: str, tmp_path: Path) -> None:
-    mine, other = tmp_path / "mine", tmp_path / "other"
-    mine.mkdir()
+    own, other = tmp_path / "mine", tmp_path / "other"
+    own.mkdir()
     other.mkdir()
     elsewhere = Path("/var/tmp") / f"remit-{os.getpid()}"
 
     async def scenario(one: ProcessRunner) -> None:
         script = f"echo a > here; echo b > {other}/x; echo c > {elsewhere}; echo d > /tmp/private; cat /tmp/private"
         script += "; echo $$; ls /proc"
-        order = shell(script)._replace(sandbox="bwrap", directory=mine, writable=(mine,), stdout=tmp_path / "out")
+        order = shell(script)._replace(sandbox="bwrap", directory=own, writable=(own,), stdout=tmp_path / "out")
         assert await one.wait(await one.start(order)) == ExitStatus(code=0)
 
     run(scenario, parent)
-    assert (mine / "here").read_text() == "a\n"
+    assert (own / "here").read_text() == "a\n"
     assert not (other / "x").exists()
     assert not elsewhere.exists()
     assert not Path("/tmp/private").exists()
     output = (tmp_path / "out").read_text().split("\n")
     assert output[0] == "d"
     assert int(output[1]) < 10, "pids are those of its own namespace"
-    assert sum(word.isdigit() for word in output[2:]) < 5
+    assert sum(name_.isdigit() for name_ in output[2:]) < 5
 
 
 @with_bwrap
 def test_sandbox_hides_agent_directory_except_own_work(parent: str, tmp_path: Path) -> None:
     """The agent's directory has its token, its keeper's socket and all work directories; as root, work could open them."""
 
-    with TemporaryDirectory(dir="/var/tmp") as there, socket.socket(socket.AF_UNIX) as keeper:  # /tmp is covered anyway
-        mine = Path(there, "work", "mine")
-        mine.mkdir(parents=True)
-        Path(there, "work", "others").mkdir()
-        Path(there, "token").write_text("a token")
-        keeper.bind(str(Path(there, "keeper.sock")))
-        script = f"cd {there}; find . | sort; touch x || echo no; echo y > work/mine/y && cat work/mine/y"
-        order = shell(script)._replace(sandbox="bwrap", directory=mine, writable=(mine,), hidden=(Path(there),))
+    with TemporaryDirectory(dir="/var/tmp") as agent_dir, socket.socket(socket.AF_UNIX) as keeper:  # /tmp is covered anyway
+        own = Path(agent_dir, "work", "mine")
+        own.mkdir(parents=True)
+        Path(agent_dir, "work", "others").mkdir()
+        Path(agent_dir, "token").write_text("a token")
+        keeper.bind(str(Path(agent_dir, "keeper.sock")))
+        script = f"cd {agent_dir}; find . | sort; touch x || echo no; echo y > work/mine/y && cat work/mine/y"
+        order = shell(script)._replace(sandbox="bwrap", directory=own, writable=(own,), hidden=(Path(agent_dir),))
 
         async def scenario(one: ProcessRunner) -> None:
             assert (await one.wait(await one.start(order._replace(stdout=tmp_path / "out")))).code == 0
@@ -476,7 +476,7 @@ def test_hundreds_of_processes_are_reaped(grouped: str) -> None:
         runs = [await one.start(ProcessSpec(("/bin/sleep", "0.3"), group=f"many-{n}")) for n in range(200)]
         ends = await asyncio.gather(*(one.wait(running) for running in runs))
         assert ends == [ExitStatus(code=0)] * 200
-        assert not [running for running in runs if listed(running.pid)]
+        assert not [running for running in runs if exists(running.pid)]
         assert one.live_groups() == ()
 
     run(scenario, grouped)

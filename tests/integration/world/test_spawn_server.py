@@ -43,7 +43,7 @@ def order(script: str, group: str = "one", **more: Any) -> ProcessSpec:
     return ProcessSpec(("/bin/sh", "-c", script), ENV, group=group, **more)
 
 
-def listed(pid: int) -> bool:
+def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
@@ -101,7 +101,7 @@ def test_unresponsive_spawn_server_starts_nothing_later(parent: str, tmp_path: P
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(NotStarted):
             await one.start(order(f"touch {tmp_path}/ran", "two"))
-        assert not listed(stopped), "a stopped server could continue and start it later"
+        assert not exists(stopped), "a stopped server could continue and start it later"
         assert not (tmp_path / "ran").exists()
         assert await one.wait(await one.start(order("exit 0", "two"))) == ExitStatus(code=0)
 
@@ -220,8 +220,8 @@ def test_program_is_searched_in_path_like_shell(parent: str, tmp_path: Path) -> 
         path = f"/absent:{tmp_path}/first:{tmp_path}/second"
         running = await one.start(ProcessSpec(("greet",), {"PATH": path}, group="one"))
         assert await one.wait(running) == ExitStatus(code=5)
-        near = await one.start(ProcessSpec(("greet",), {"PATH": "/absent:second"}, group="two", directory=tmp_path))
-        assert await one.wait(near) == ExitStatus(code=5)
+        relative = await one.start(ProcessSpec(("greet",), {"PATH": "/absent:second"}, group="two", directory=tmp_path))
+        assert await one.wait(relative) == ExitStatus(code=5)
         with pytest.raises(NotStarted, match="permission denied"):
             await one.start(ProcessSpec(("greet",), {"PATH": f"{tmp_path}/first:/absent"}, group="three"))
         with pytest.raises(NotStarted, match="no such file"):

@@ -11,7 +11,7 @@ from remit.model.metadata import Metadata
 from remit.observation.column_table import CHANGES_MAX, ChangeLog
 from remit.observation.node_columns import NodeColumns, NodeFree, translate_requirements
 from remit.observation.topology_counts import ColumnPeerCounts
-from tests.unit.law.test_fit import ask_for, node
+from tests.unit.law.test_fit import node, requirements_of
 
 
 def three_nodes() -> list[NodeFree]:
@@ -88,7 +88,7 @@ def test_removed_node_row_fits_nothing_until_next_node_reuses_it() -> None:
     columns = NodeColumns(three_nodes())
     columns.label("rack")
     columns.drop("n3")
-    ask = translate_requirements(ask_for(), columns)
+    ask = translate_requirements(requirements_of(), columns)
     assert fit.mask(ask, columns, ColumnPeerCounts(columns, {})).tolist() == [True, False, False]
     assert fit.mask(ask, columns, ColumnPeerCounts(columns, {}), fit.STATIC_RULES).tolist() == [True, False, False]
     assert columns.put(node("n4").node) == 2
@@ -198,7 +198,7 @@ def test_exhausted_resource_keeps_column_for_freed_amounts() -> None:
 def test_columns_without_nodes_fit_nothing_and_do_not_fail() -> None:
     columns = NodeColumns([])
     placement = Placement(topology_spread=(Spread(topology_key="zone"),), regions=("north",))
-    requirements_ = translate_requirements(ask_for(placement=placement, cpu=1), columns)
+    requirements_ = translate_requirements(requirements_of(placement=placement, cpu=1), columns)
     assert fit.mask(requirements_, columns, ColumnPeerCounts(columns, {})).tolist() == []
 
 
@@ -223,8 +223,8 @@ def test_min_count_considers_only_domains_where_replica_could_run() -> None:
     columns = NodeColumns(three_nodes())
     index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
     peers = ColumnPeerCounts(columns, {index: {"a": 5, "b": 0}})
-    anywhere, only_a = ask_for(placement=Placement()), ask_for(placement=Placement(zones=("a",)))
-    nowhere = ask_for(placement=Placement(zones=("z",)))
+    anywhere, only_a = requirements_of(placement=Placement()), requirements_of(placement=Placement(zones=("a",)))
+    nowhere = requirements_of(placement=Placement(zones=("z",)))
     # The node in b is tainted, so b does not lower the minimum either.
     assert [peers.min_count(translate_requirements(ask, columns), index) for ask in (anywhere, only_a, nowhere)] == [5, 5, 0]
 
@@ -232,7 +232,9 @@ def test_min_count_considers_only_domains_where_replica_could_run() -> None:
 def test_node_outside_every_domain_does_not_lower_min_count() -> None:
     columns = NodeColumns([node("n1", rack="r1"), node("n2")])
     index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "rack")
-    assert ColumnPeerCounts(columns, {index: {"r1": 3}}).min_count(translate_requirements(ask_for(), columns), index) == 3
+    assert (
+        ColumnPeerCounts(columns, {index: {"r1": 3}}).min_count(translate_requirements(requirements_of(), columns), index) == 3
+    )
 
 
 def test_only_owners_of_same_tenant_whose_term_selects_replica_block_it() -> None:
@@ -245,7 +247,7 @@ def test_only_owners_of_same_tenant_whose_term_selects_replica_block_it() -> Non
         picks._replace(owners=False): {"a": 1},
     }
     peers = ColumnPeerCounts(columns, counted)
-    requirements_ = translate_requirements(ask_for(), columns)
+    requirements_ = translate_requirements(requirements_of(), columns)
     assert list(peers.anti_affinity_owners(requirements_)) == [picks]
     assert fit.symmetric_anti_affinity(requirements_, columns, peers).tolist() == [False, True, False]
 
@@ -253,7 +255,7 @@ def test_only_owners_of_same_tenant_whose_term_selects_replica_block_it() -> Non
 def test_placement_in_same_run_updates_counts_of_new_owners() -> None:
     columns = NodeColumns(three_nodes())
     peers = ColumnPeerCounts(columns, {})
-    requirements_ = translate_requirements(ask_for(), columns)
+    requirements_ = translate_requirements(requirements_of(), columns)
     carriers = fit.PeerIndex("risk", (("app", "api"),), "node", owners=True)
     assert list(peers.anti_affinity_owners(requirements_)) == []
     peers.add(carriers, "n2")
@@ -268,7 +270,7 @@ def test_requirements_of_one_run_do_not_share_cached_min_counts() -> None:
     columns = NodeColumns([node("n1", zone="a"), node("n2", zone="b")])
     index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
     peers = ColumnPeerCounts(columns, {index: {"a": 5, "b": 2}})
-    in_a, in_b = (translate_requirements(ask_for(placement=Placement(zones=(zone,))), columns) for zone in "ab")
+    in_a, in_b = (translate_requirements(requirements_of(placement=Placement(zones=(zone,))), columns) for zone in "ab")
     assert [peers.min_count(ask, index) for ask in (in_a, in_b, in_a)] == [5, 2, 5]
 
 

@@ -13,7 +13,7 @@ from remit.model.records import Phase, Replica
 from remit.observation.watch_cache import WatchCache
 from remit.store.protocol import HEAD, Head, Row, RowChange, WatchEvent
 from tests.properties.authority_world import FakeClock
-from tests.unit.correction.controller_fixture import Table, ready, replica, work
+from tests.unit.correction.controller_fixture import ControllerBench, ready, replica, work
 
 
 class RecordingListener:
@@ -47,7 +47,7 @@ def row(obj: Any, revision: int) -> Row:
 
 
 def test_replicas_are_indexed_by_phase_node_workload_until_deleted() -> None:
-    table = Table(replica("w", 0, "serving", "n1"), replica("w", 1), replica("v", 0, "serving", "n1"))
+    table = ControllerBench(replica("w", 0, "serving", "n1"), replica("w", 1), replica("v", 0, "serving", "n1"))
     cache = table.board
     assert sorted(cache.by_phase[Phase.SERVING]) == ["replica/t1/v-0", "replica/t1/w-0"]
     assert [one.key for one in cache.replicas_of("t1", "w")] == ["replica/t1/w-0", "replica/t1/w-1"]
@@ -60,7 +60,7 @@ def test_replicas_are_indexed_by_phase_node_workload_until_deleted() -> None:
 
 
 def test_list_pages_take_effect_only_when_list_ends() -> None:
-    table = Table(ready("n1"), ready("n2"))
+    table = ControllerBench(ready("n1"), ready("n2"))
     cache, listener = table.board, RecordingListener()
     cache.subscribe(listener)
     cache.begin_list(Head("one", 1, 1, "a", 0, ""), 9)
@@ -74,7 +74,7 @@ def test_list_pages_take_effect_only_when_list_ends() -> None:
 
 
 def test_interrupted_list_is_discarded() -> None:
-    cache = Table(ready("n1")).board
+    cache = ControllerBench(ready("n1")).board
     cache.begin_list(Head("one", 1, 1, "a", 0, ""), 9)
     cache.add_page([row(ready("n7"), 9)])
     apply_list(cache, 10, row(ready("n1"), 1), Row("incarnation", b"one", 1))
@@ -82,7 +82,7 @@ def test_interrupted_list_is_discarded() -> None:
 
 
 def test_rewritten_row_is_reported_with_old_and_new_value() -> None:
-    table, listener = Table(replica("w", 0, "pending")), RecordingListener()
+    table, listener = ControllerBench(replica("w", 0, "pending")), RecordingListener()
     table.board.subscribe(listener)
     table.write(replica("w", 0, "bound", "n1"))
     table.write(drop=["replica/t1/w-0"])
@@ -91,7 +91,7 @@ def test_rewritten_row_is_reported_with_old_and_new_value() -> None:
 
 
 def test_node_listener_receives_only_changes_of_that_node() -> None:
-    table, listener = Table(ready("n1"), ready("n2"), replica("w", 0, "serving", "n2")), RecordingListener()
+    table, listener = ControllerBench(ready("n1"), ready("n2"), replica("w", 0, "serving", "n2")), RecordingListener()
     table.board.subscribe(listener, "n1")
     table.write(replica("w", 0, "draining", "n2"), ready("n2", NodeHealth.SUSPECT))
     assert (listener.changes, listener.reaches) == ([], 0)
@@ -106,7 +106,7 @@ def test_node_listener_receives_only_changes_of_that_node() -> None:
 
 
 def test_notify_on_commit_fires_once_without_own_changes() -> None:
-    table, listener = Table(ready("n1")), RecordingListener()
+    table, listener = ControllerBench(ready("n1")), RecordingListener()
     table.board.subscribe(listener, "n1")
     table.board.notify_on_commit(listener)
     table.write(ready("n2"))
@@ -115,7 +115,7 @@ def test_notify_on_commit_fires_once_without_own_changes() -> None:
 
 
 def test_batches_events_and_decisions_are_not_cached() -> None:
-    cache = Table().board
+    cache = ControllerBench().board
     changes = tuple(RowChange(name, b"{}", 2) for name in ("batch/1", "event/e", "decision/d", HEAD))
     cache.apply(WatchEvent(1, 2, changes, 0, 0, None, Head("one", 1, 2, "a", 0, "")))
     assert cache.rows == {}
@@ -135,7 +135,7 @@ def test_cache_is_current_once_incarnation_row_was_seen() -> None:
 
 
 def test_cache_age_counts_from_last_event() -> None:
-    table = Table(ready("n1"))
+    table = ControllerBench(ready("n1"))
     table.clock.at_ms += 700
     assert table.board.age_ms() == 700
     table.write()
@@ -143,7 +143,7 @@ def test_cache_age_counts_from_last_event() -> None:
 
 
 def test_of_kind_lists_one_tenant_or_all() -> None:
-    cache = Table(*work("w"), *work("v", owner="t2"), ready("n1"), replica("w", 0)).board
+    cache = ControllerBench(*work("w"), *work("v", owner="t2"), ready("n1"), replica("w", 0)).board
     assert [key for key, _ in cache.of_kind("workload/")] == ["workload/t1/w", "workload/t2/v"]
     assert [key for key, _ in cache.of_kind("workload/t2/")] == ["workload/t2/v"]
     assert [key for key, _ in cache.of_kind("replica/")] == ["replica/t1/w-0"]
@@ -156,7 +156,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([*Phase, None]), s
 @given(STEPS, st.integers(0, 30))
 def test_indexes_equal_those_of_fresh_list_after_any_changes(steps: list[Any], relist: int) -> None:
     """S23 F05: including a new list at an arbitrary point."""
-    table = Table()
+    table = ControllerBench()
     for number, (index, phase, node) in enumerate(steps):
         if phase is None:
             table.write(drop=[f"replica/t1/w-{index}"])
@@ -168,5 +168,5 @@ def test_indexes_equal_those_of_fresh_list_after_any_changes(steps: list[Any], r
     fresh = WatchCache(FakeClock())
     apply_list(fresh, table.revision, *(Row(one.key, one.value, one.revision) for one in table.board.rows.values()))
     for index in ("by_phase", "by_node", "by_workload"):
-        seen, anew = getattr(table.board, index), getattr(fresh, index)
-        assert {at: sorted(keys) for at, keys in seen.items()} == {at: sorted(keys) for at, keys in anew.items()}, index
+        seen, expected = getattr(table.board, index), getattr(fresh, index)
+        assert {at: sorted(keys) for at, keys in seen.items()} == {at: sorted(keys) for at, keys in expected.items()}, index

@@ -58,7 +58,7 @@ def rich(name: str = "t1") -> Tenant:
 
 
 class Result(NamedTuple):
-    """What a scheduling cycle would do: replicas bound or reserved by node, and the reasons of those that wait."""
+    """The proposals of one scheduling cycle: replicas bound or reserved by node, and the reasons of those that wait."""
 
     bound: dict[str, str]
     reserved: dict[str, tuple[str, ...]]

@@ -16,7 +16,7 @@ from remit.proposal.cycle import Cycle
 from remit.proposal.proposals import Proposal
 from remit.proposal.queue.class_queues import QueueWait
 from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, furnished, run, workload
-from tests.properties.test_scheduler_view import listed, told
+from tests.properties.test_scheduler_view import events_after, listed
 
 ROUNDS_MAX = 200
 
@@ -57,7 +57,7 @@ class CycleFixture:
         if self.view.head is None:
             await listed(self.view, store)
         else:
-            for event in await told(store, self.view.revision):
+            for event in await events_after(store, self.view.revision):
                 self.view.apply(event)
 
     def notify(self) -> None:

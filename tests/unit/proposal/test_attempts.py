@@ -16,7 +16,7 @@ from remit.proposal.attempts import event_names
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import Filter, PluginError, Score
 from tests.properties.authority_world import amounts, furnished, node, run
-from tests.unit.commitment.authority_fixture import incarnation, meets, move
+from tests.unit.commitment.authority_fixture import accept_peer, commit_transitions, incarnation
 from tests.unit.proposal.scheduler_fixture import CycleFixture, binds, create_pending, nodes, quota, rank
 
 SPREAD = Placement(topology_spread=(Spread(topology_key="zone"),))
@@ -56,7 +56,7 @@ class FailsLater:
 
 
 def fails(*_: Any) -> Any:
-    raise RuntimeError("broken")
+    raise RuntimeError("violations")
 
 
 NONSENSE = {
@@ -170,7 +170,7 @@ def test_freed_capacity_wakes_only_replicas_that_fit() -> None:
         await create_pending(m.scope, "large", 1, "3")
         await m.settle()
 
-        await move(m.scope, "replica/t1/full-0", "remove", "stop", "stopped")
+        await commit_transitions(m.scope, "replica/t1/full-0", "remove", "stop", "stopped")
         await m.sync()
         m.notify()
         assert m.reason("small-0") == ""
@@ -212,7 +212,7 @@ def test_new_quota_slice_wakes_replicas_waiting_for_quota() -> None:
         await create_pending(m.scope, "a", 1)
         await m.settle()
         assert m.reason("a-0") == Code.OVER_QUOTA
-        await meets(m.scope, "scope/global")
+        await accept_peer(m.scope, "scope/global")
         spec = GrantSpec(holder="scope/r1", issuer="scope/global", amount=amounts(cpu="2"), tenant="t1", ttl=Duration(60_000))
         budgets = m.scope.actors["budgets"]
         await m.scope.must(budgets, Accept("s", spec, 1, m.now_ms, "one", incarnation(m.scope)))

@@ -13,7 +13,7 @@ from remit.model.metadata import Metadata
 from remit.model.records import SummarySpec
 from remit.model.resources import Duration
 from tests.properties.authority_world import OPERATOR, Scope, amounts, furnished, node, run, workload
-from tests.unit.commitment.authority_fixture import meets, move, offer
+from tests.unit.commitment.authority_fixture import accept_peer, commit_transitions, offer
 from tests.unit.proposal.scheduler_fixture import (
     CycleFixture,
     binds,
@@ -124,7 +124,7 @@ async def test_verdict_on_superseded_claim_is_ignored(m: CycleFixture) -> None:
     await create_pending(m.scope, "a", 1)
     await m.sync()
     first = m.propose()
-    await move(m.scope, "replica/t1/a-0", "cancel", "requeue")
+    await commit_transitions(m.scope, "replica/t1/a-0", "cancel", "requeue")
     await m.sync()
     second = m.propose()
     assert binds(second)
@@ -191,7 +191,7 @@ async def test_reservation_survives_change_of_term(m: CycleFixture) -> None:
     m.depose()
     await m.settle()
     for key in [k for k in m.scope.checker.rows if k.startswith("replica/") and m.scope.phase(k) == "draining"]:
-        await move(m.scope, key, "stop", "stopped")
+        await commit_transitions(m.scope, key, "stop", "stopped")
     await m.settle()
     assert m.scope.phase("replica/t1/top-0") == "bound"
 
@@ -203,7 +203,7 @@ async def test_reservation_with_unanswered_bind_is_bound_later(m: CycleFixture) 
     await create_pending(m.scope, "top", 1, "2", priority="top")
     await m.settle()
     for key in [k for k in m.scope.checker.rows if k.startswith("replica/") and m.scope.phase(k) == "draining"]:
-        await move(m.scope, key, "stop", "stopped")
+        await commit_transitions(m.scope, key, "stop", "stopped")
     await m.sync()
     made = m.propose()
     assert binds(made)
@@ -220,7 +220,7 @@ async def test_reservation_on_suspect_node_is_moved_to_another(m: CycleFixture) 
     await m.settle()
     there = m.where("top")["top-0"]
     for key in [k for k in m.scope.checker.rows if k.startswith("replica/") and m.scope.phase(k) == "draining"]:
-        await move(m.scope, key, "stop", "stopped")
+        await commit_transitions(m.scope, key, "stop", "stopped")
     await mark(m.scope, there, NodeHealth.SUSPECT)
     await m.settle()
     assert m.where("top")["top-0"] != there
@@ -234,7 +234,7 @@ async def test_stale_evidence_refusal_keeps_reservation(m: CycleFixture) -> None
     await create_pending(m.scope, "top", 1, "2", priority="top")
     await m.settle()
     for key in [k for k in m.scope.checker.rows if k.startswith("replica/") and m.scope.phase(k) == "draining"]:
-        await move(m.scope, key, "stop", "stopped")
+        await commit_transitions(m.scope, key, "stop", "stopped")
     await m.sync()
     made = m.propose()
     m.deliver(made, [Refused(Code.STALE_EVIDENCE, "", m.view.revision) for _ in made.claims])
@@ -281,7 +281,7 @@ async def test_reused_generation_slot_does_not_inherit_old_overrides(m: CycleFix
     """The generation's slot is reused by another workload of the same shape, which is pinned."""
     await create_pending(m.scope, "old", 1)
     await m.settle()
-    await move(m.scope, "replica/t1/old-0", "remove", "stop", "stopped")
+    await commit_transitions(m.scope, "replica/t1/old-0", "remove", "stop", "stopped")
     await m.scope.must(OPERATOR, Delete("Workload", "old", "t1"))
     for key in [k for k in m.scope.checker.rows if k.startswith("replica/")]:
         await m.scope.must(m.scope.actors["workloads"], Forget(key, m.scope.at(key)))
@@ -315,7 +315,7 @@ async def test_shape_split_during_claim_posts_nothing_twice(m: CycleFixture) -> 
 @cycle_test
 async def test_work_draws_on_all_quota_slices_of_tenant(m: CycleFixture) -> None:
     """L1: what one slice does not cover is taken from the next at once."""
-    await meets(m.scope, "scope/global")
+    await accept_peer(m.scope, "scope/global")
     for name, cpu in (("a", "2"), ("b", "3")):
         claim = offer(m.scope, cpu)
         await m.scope.must(m.scope.actors["budgets"], replace(claim, name=name))
@@ -342,7 +342,7 @@ def test_override_during_preemption_gives_up_reservation(effect: str) -> None:
             "pause-expansion": {"tenants": ("t1",)},
         }
         await override(m.scope, "o", effect, **scoped[effect])
-        await move(m.scope, f"replica/t1/{low}", "stop", "stopped")
+        await commit_transitions(m.scope, f"replica/t1/{low}", "stop", "stopped")
         await m.settle()
         assert m.where("hi").get("hi-0") != reserved
         assert m.scope.phase("replica/t1/hi-0") == ("pending" if effect == "pause-expansion" else "reserved")
@@ -473,7 +473,7 @@ def test_gangs_are_retried_whole_for_any_batch_limit(limit: int) -> None:
         for line in m.cycle.backlog.queues():
             assert not line.in_flight_count, f"{line} still has members in flight"
         for i in range(3):
-            await move(m.scope, f"replica/t1/old-{i}", "remove", "stop", "stopped")
+            await commit_transitions(m.scope, f"replica/t1/old-{i}", "remove", "stop", "stopped")
         await m.settle()
         assert len(m.where()) == 8
 
@@ -502,7 +502,7 @@ async def test_gang_that_loses_race_is_retried_whole(m: CycleFixture) -> None:
     assert Code.GANG_SHORT in refused(m)
     await m.settle()
     assert not m.where("g-")
-    await move(m.scope, key, "remove", "stop", "stopped")
+    await commit_transitions(m.scope, key, "remove", "stop", "stopped")
     await m.settle()
     assert len(m.where("g-")) == 2
     assert not any(isinstance(c, Bind) and "g-" in c.replica for p in m.proposed for c in p.claims)
@@ -640,7 +640,7 @@ async def test_pause_during_claim_prevents_retry_of_refused_claim(m: CycleFixtur
     await m.sync()
     m.notify()
     m.deliver(made, await m.ask(made))
-    await move(m.scope, "replica/t1/b-0", "remove", "stop", "stopped")
+    await commit_transitions(m.scope, "replica/t1/b-0", "remove", "stop", "stopped")
     await m.settle()
     assert m.reason("a-0") == Code.OVERRIDE
 

@@ -1,4 +1,4 @@
-"""Repeated refusals: the scheduler backs off, whatever its own claims set in motion."""
+"""Repeated refusals: the scheduler backs off, even if its own claims cause wake-ups."""
 
 from __future__ import annotations
 

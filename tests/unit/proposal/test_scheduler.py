@@ -17,11 +17,11 @@ from remit.proposal.scheduler import Scheduler, SchedulerTiming
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
 from tests.properties.authority_world import HOUR, OPERATOR, USER, node, tenant, workload
-from tests.unit.client.fake_authority import Passing
+from tests.unit.client.fake_authority import ForwardingEndpoint
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 
-class FaultyEndpoint(Passing):
+class FaultyEndpoint(ForwardingEndpoint):
     """An endpoint that fails on request: `lose` the answer, `turn` all calls away, or (`away`) all but renewals."""
 
     def __init__(self, authority: Authority) -> None:

@@ -131,26 +131,26 @@ def _print(answer: PlanAnswer, context: CommandContext, *, placement: bool) -> N
                 show_item(console(), item, display_name(context, item.kind, item.name, item.tenant), placement=placement)
 
 
-def show_item(console: Console, one: PlanItem, path: str, *, placement: bool) -> None:
+def show_item(console: Console, item: PlanItem, path: str, *, placement: bool) -> None:
     from rich.text import Text
 
-    sign, style = SIGNS[one.action]
-    console.print(Text.assemble((escaped(f"{sign} {path}"), f"bold {style}"), f"  {one.action}"), soft_wrap=True)
-    for change in one.diff if one.action != "create" else ():
+    sign, style = SIGNS[item.action]
+    console.print(Text.assemble((escaped(f"{sign} {path}"), f"bold {style}"), f"  {item.action}"), soft_wrap=True)
+    for change in item.diff if item.action != "create" else ():
         show_change(console, change)
-    if one.action == "create" and not placement:
-        for change in one.diff:
+    if item.action == "create" and not placement:
+        for change in item.diff:
             show_change(console, change)
-    if one.problem is not None:
+    if item.problem is not None:
         for text in (
-            one.problem.detail,
-            *(f"{p.field}: {p.message}; {p.cure}" for p in one.problem.problems),
-            one.problem.cure,
+            item.problem.detail,
+            *(f"{p.field}: {p.message}; {p.cure}" for p in item.problem.problems),
+            item.problem.cure,
         ):
             if text:
                 console.print(Text(f"    {escaped(text)}", style="red"), soft_wrap=True)
-    if placement and one.placement is not None:
-        show_placement(console, one.placement)
+    if placement and item.placement is not None:
+        show_placement(console, item.placement)
 
 
 def show_change(console: Console, change: Difference) -> None:
@@ -174,25 +174,25 @@ def format_value(value: Any) -> str:
     return escaped(text if len(text) <= VALUE_MAX else text[: VALUE_MAX - 1] + "…")
 
 
-def show_placement(console: Console, found: PlannedPlacement) -> None:
+def show_placement(console: Console, placement: PlannedPlacement) -> None:
     from rich.text import Text
 
     from remit.cli.output.explanations import many
 
-    if not found.wanted:
+    if not placement.wanted:
         return
-    style = "green" if found.placed >= found.wanted else "yellow"
-    nodes = list(found.nodes.items())
-    more = f" and {len(nodes) - NODES_SHOWN} more nodes" if len(nodes) > NODES_SHOWN else ""
+    style = "green" if placement.placed >= placement.wanted else "yellow"
+    nodes = list(placement.nodes.items())
+    more = f" and {many(len(nodes) - NODES_SHOWN, 'more node')}" if len(nodes) > NODES_SHOWN else ""
     where = f": {', '.join(f'{name} {count}' for name, count in nodes[:NODES_SHOWN])}{more}" if nodes else ""
-    told = f"    placement: {found.placed:,} of {many(found.wanted, 'new replica')} would be placed"
-    console.print(Text.assemble((told, style), escaped(where)), soft_wrap=True)
-    waits = found.waits if found.waits is not None else found.stops
-    if found.placed < found.wanted and waits is not None:
-        _show_waits(console, waits)
+    error_text = f"    placement: {placement.placed:,} of {many(placement.wanted, 'new replica')} would be placed"
+    console.print(Text.assemble((error_text, style), escaped(where)), soft_wrap=True)
+    pending = placement.waits if placement.waits is not None else placement.stops
+    if placement.placed < placement.wanted and pending is not None:
+        _show_pending(console, pending)
 
 
-def _show_waits(console: Console, waits: Any) -> None:
+def _show_pending(console: Console, pending: Any) -> None:
     """Print why the remaining replicas stay pending.
 
     `waits` is the JSON of a pending explanation. A placement trial that stopped early returns fewer of its fields, so every
@@ -204,38 +204,38 @@ def _show_waits(console: Console, waits: Any) -> None:
     from remit.model.objects import dec_hook
     from remit.proposal.explain.result_types import FilterFunnel, NearestNodeExplanation, Remedy
 
-    verdict = f" ({waits['verdict']})" if waits.get("verdict") else ""
-    why = f"{waits.get('meaning', '')}; {waits.get('detail', '')}".strip("; ")
+    verdict = f" ({pending['verdict']})" if pending.get("verdict") else ""
+    reason = f"{pending.get('meaning', '')}; {pending.get('detail', '')}".strip("; ")
     console.print(
-        Text.assemble("    the rest is pending: ", (f"{waits.get('reason')}{verdict}", "yellow"), f"  {escaped(why)}"),
+        Text.assemble("    the rest is pending: ", (f"{pending.get('reason')}{verdict}", "yellow"), f"  {escaped(reason)}"),
         soft_wrap=True,
     )
-    if waits.get("passage"):
-        passage = msgspec.convert(waits["passage"], FilterFunnel, dec_hook=dec_hook)
+    if pending.get("passage"):
+        passage = msgspec.convert(pending["passage"], FilterFunnel, dec_hook=dec_hook)
         console.print(Text(f"      {escaped(funnel_line(passage))}"), soft_wrap=True)
-    if waits.get("nearest"):
-        nearest = msgspec.convert(waits["nearest"], NearestNodeExplanation, dec_hook=dec_hook)
+    if pending.get("nearest"):
+        nearest = msgspec.convert(pending["nearest"], NearestNodeExplanation, dec_hook=dec_hook)
         console.print(Text(f"      nearest fit: {escaped(format_nearest(nearest))}"), soft_wrap=True)
-    for one in waits.get("unblocks") or ():
-        unblock = msgspec.convert(one, Remedy, dec_hook=dec_hook)
+    for item in pending.get("unblocks") or ():
+        unblock = msgspec.convert(item, Remedy, dec_hook=dec_hook)
         console.print(Text(f"      unblocks if {escaped(format_remedy(unblock))}"), soft_wrap=True)
 
 
 def _print_end(answer: PlanAnswer, context: CommandContext, files: tuple[str, ...]) -> None:
-    counts = {word: sum(item.action == word for item in answer.items) for word in SIGNS}
-    told = {"create": "to create", "replace": "to replace", "unchanged": "unchanged", "refused": "refused"}
-    click.echo(", ".join(f"{counts[word]} {said}" for word, said in told.items() if counts[word]) or "nothing to do")
+    counts = {arg: sum(item.action == arg for item in answer.items) for arg in SIGNS}
+    error_text = {"create": "to create", "replace": "to replace", "unchanged": "unchanged", "refused": "refused"}
+    click.echo(", ".join(f"{counts[arg]} {outcome}" for arg, outcome in error_text.items() if counts[arg]) or "nothing to do")
     if counts["refused"] or not (counts["create"] or counts["replace"]):
         return
-    words = ["remit", "apply", *(word for name in files for word in ("-f", name)), "--if-unchanged", str(answer.revision)]
+    args = ["remit", "apply", *(arg for name in files for arg in ("-f", name)), "--if-unchanged", str(answer.revision)]
     params = click.get_current_context().params
-    words += [
-        word
+    args += [
+        arg
         for name in ("context", "server", "token_file", "tenant")
         if params.get(name)
-        for word in (f"--{name.replace('_', '-')}", params[name])
+        for arg in (f"--{name.replace('_', '-')}", params[name])
     ]
-    click.echo(f"to apply exactly this plan: {escaped(shlex.join(words))}")
+    click.echo(f"to apply exactly this plan: {escaped(shlex.join(args))}")
 
 
 STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
@@ -387,7 +387,7 @@ async def _delete(
         refs = [*refs, *(ObjectRef(kind, item.metadata.name, item.metadata.tenant) for item in listed.items)]
     if not refs:
         click.echo("no objects match", err=True)
-    failed, going = 0, []
+    failed, deleted = 0, []
     for ref in refs:
         if ref.kind == ENDPOINTS:
             raise click.UsageError("endpoints cannot be deleted, they follow the replicas; delete or scale the workload")
@@ -397,22 +397,22 @@ async def _delete(
         except ApiError as error:
             if error.status == NOT_FOUND and lenient:
                 continue
-            told = (
+            error_text = (
                 await not_found_error(api, context, ref)
                 if error.status == NOT_FOUND
                 else command_error(error, display_name_of(context, ref))
             )
-            click.echo(f"Error: {told.format_message()}", err=True)
+            click.echo(f"Error: {error_text.format_message()}", err=True)
             failed += 1
             continue
-        going.append(ObjectDeleted(ref, tenant, display_name_of(context, ref)))
-        said = "deleted" if done.action == "deleted" else "marked for deletion; it is deleted once its dependents are gone"
-        click.echo(f"{escaped(display_name_of(context, ref))} {said}")
-    if timeout_ms and going:
+        deleted.append(ObjectDeleted(ref, tenant, display_name_of(context, ref)))
+        outcome = "deleted" if done.action == "deleted" else "marked for deletion; it is deleted once its dependents are gone"
+        click.echo(f"{escaped(display_name_of(context, ref))} {outcome}")
+    if timeout_ms and deleted:
         from remit.cli.session.wait_conditions import wait_for_goals
 
         sys.stdout.flush()
-        await wait_for_goals(api, going, timeout_ms)
-        for one in going:
-            click.echo(f"{escaped(one.name)} is deleted")
+        await wait_for_goals(api, deleted, timeout_ms)
+        for item in deleted:
+            click.echo(f"{escaped(item.name)} is deleted")
     return FAILED if failed else OK

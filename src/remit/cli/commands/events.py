@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from remit.model.wire.api_types import AuditItem, HistoryEvent
 
 LIMIT: Final = 100
-LOOK_MS: Final = 2_000
+POLL_MS: Final = 2_000
 
 
 @click.command(
@@ -74,20 +74,20 @@ async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool,
     from remit.model.objects import encode
     from remit.world.clock import BootClock
 
-    found = chosen(await api.account(regarding, limit=limit), type_)
+    events = filter_type(await api.account(regarding, limit=limit), type_)
     if output == "json" and not watch:
-        sys.stdout.write(json_text({"kind": "AccountList", "items": found}))
+        sys.stdout.write(json_text({"kind": "AccountList", "items": events}))
         return
     clock = BootClock()
     about = not regarding or regarding.startswith("workload/")  # its events include those of its replicas
     sheet = Sheet(console(), columns(about=about), wide=output == "wide")
-    if not found and not watch:
+    if not events and not watch:
         click.echo(f"no events recorded{f' for {regarding}' if regarding else ''}", err=True)
         return
-    known: dict[tuple[str, str, str, str], int] = {}
+    printed: dict[tuple[str, str, str, str], int] = {}
     while True:
-        fresh = [item for item in found if known.get(_key(item)) != item.count]
-        known = {**known, **{_key(item): item.count for item in found}}
+        fresh = [item for item in events if printed.get(_key(item)) != item.count]
+        printed = {**printed, **{_key(item): item.count for item in events}}
         if output == "json":
             sys.stdout.writelines(escape_json(encode(item).decode()) + "\n" for item in fresh)
         elif fresh:
@@ -95,11 +95,11 @@ async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool,
         sys.stdout.flush()
         if not watch:
             return
-        await clock.sleep_ms(LOOK_MS)
-        found = chosen(await api.account(regarding, limit=limit), type_)
+        await clock.sleep_ms(POLL_MS)
+        events = filter_type(await api.account(regarding, limit=limit), type_)
 
 
-def chosen(items: Sequence[HistoryEvent], type_: str) -> list[HistoryEvent]:
+def filter_type(items: Sequence[HistoryEvent], type_: str) -> list[HistoryEvent]:
     return [item for item in items if not type_ or item.type == type_.capitalize()]
 
 
@@ -114,8 +114,16 @@ def columns(*, about: bool) -> tuple[Column, ...]:
     from remit.cli.output.console import Column
 
     regarding = (Column("REGARDING"),) if about else ()
-    more = Column("REVISION", wide=True, right=True), Column("AT", wide=True)
-    return (Column("TYPE"), Column("REASON"), Column("AGE"), Column("FROM"), *regarding, *more, Column("MESSAGE", fluid=True))
+    details = Column("REVISION", wide=True, right=True), Column("AT", wide=True)
+    return (
+        Column("TYPE"),
+        Column("REASON"),
+        Column("AGE"),
+        Column("FROM"),
+        *regarding,
+        *details,
+        Column("MESSAGE", fluid=True),
+    )
 
 
 def row(item: HistoryEvent, wall: str, *, about: bool) -> Cells:
@@ -134,10 +142,10 @@ def when(item: HistoryEvent, wall: str) -> str:
     if item.count < 2:
         return last
     try:
-        over = int((datetime.fromisoformat(item.at) - datetime.fromisoformat(item.first)).total_seconds())
+        seconds = int((datetime.fromisoformat(item.at) - datetime.fromisoformat(item.first)).total_seconds())
     except ValueError:
         return f"{last} (x{item.count})"
-    return f"{last} (x{item.count} over {format_span(max(0, over))})"
+    return f"{last} (x{item.count} over {format_span(max(0, seconds))})"
 
 
 AUDIT_LIMIT: Final = 100

@@ -88,13 +88,13 @@ def execute(
 
 
 async def _run(api: Api, context: CommandContext, what: str, ref: ObjectRef | None, options: ExecOptions) -> int:
-    from remit.cli.commands.logs import guessed
+    from remit.cli.commands.logs import resolve_name
     from remit.cli.output.terminal import raw_mode, window_size
     from remit.cli.session.object_lookup import get_object, tenant_of
     from remit.client.api import Unanswered
 
     if ref is None:
-        ref = await guessed(api, context, what)
+        ref = await resolve_name(api, context, what)
     tenant = tenant_of(context, ref)
     await get_object(api, context, ref)
     name = ref.name if ref.kind == "Replica" else await _one_of(api, tenant, ref.name)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 COLOURS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 AT_ONCE_MAX: Final = 100
 """Replicas that are read concurrently, at most: each needs a connection of its own."""
-LOOK_MS: Final = 2_000
+POLL_MS: Final = 2_000
 AGAIN_MS: Final = 1_000
 TAIL_OF_MANY: Final = 100
 
@@ -92,17 +92,17 @@ async def _logs(api: Api, context: CommandContext, what: str, ref: ObjectRef | N
     from remit.cli.session.object_lookup import get_object, tenant_of
 
     if ref is None:
-        ref = await guessed(api, context, what)
-    found = await get_object(api, context, ref)
+        ref = await resolve_name(api, context, what)
+    obj = await get_object(api, context, ref)
     tenant = tenant_of(context, ref)
     if ref.kind == "Replica":
-        _check_begun(found)
+        _check_started(obj)
         return await _Reader(api, tenant, options, prefix=options.prefix).read(ref.name)
-    many = options._replace(tail=TAIL_OF_MANY if options.tail is None else options.tail)
-    return await _Reader(api, tenant, many, prefix=True).read_all(ref.name)
+    limited = options._replace(tail=TAIL_OF_MANY if options.tail is None else options.tail)
+    return await _Reader(api, tenant, limited, prefix=True).read_all(ref.name)
 
 
-async def guessed(api: Api, context: CommandContext, name: str) -> ObjectRef:
+async def resolve_name(api: Api, context: CommandContext, name: str) -> ObjectRef:
     """Resolve a name without a kind: first as a workload, then as a replica."""
     from remit.cli.session.object_lookup import NOT_FOUND
     from remit.client.api import ApiError
@@ -124,13 +124,13 @@ async def guessed(api: Api, context: CommandContext, name: str) -> ObjectRef:
     )
 
 
-def _check_begun(found: Replica) -> None:
+def _check_started(obj: Replica) -> None:
     from remit.model.records import Phase
 
-    if found.status.attempt == 1 and found.status.phase in (Phase.PENDING, Phase.RESERVED, Phase.BOUND):
-        name = found.metadata.name
-        what = f"replica {escaped(name)} is {found.status.phase}: it has not started and has no log yet"
-        raise CommandError(what, f"find out why: remit explain replica/{escaped(name)}")
+    if obj.status.attempt == 1 and obj.status.phase in (Phase.PENDING, Phase.RESERVED, Phase.BOUND):
+        name = obj.metadata.name
+        message = f"replica {escaped(name)} is {obj.status.phase}: it has not started and has no log yet"
+        raise CommandError(message, f"find out why: remit explain replica/{escaped(name)}")
 
 
 class _Reader:
@@ -141,7 +141,7 @@ class _Reader:
 
         self._api, self._tenant, self._options, self._prefix = api, tenant, options, prefix
         self._console = console()
-        self._tame = sys.stdout.isatty() and not options.raw
+        self._escape = sys.stdout.isatty() and not options.raw
         self._styles: dict[str, str] = {}
         self._width = 0
         self._failed = 0
@@ -159,19 +159,19 @@ class _Reader:
         """Print the logs of all replicas concurrently. With `follow`, also those of replicas that start later."""
         from remit.world.clock import BootClock
 
-        clock, begun = BootClock(), set[tuple[str, int]]()
+        clock, started = BootClock(), set[tuple[str, int]]()
         async with asyncio.TaskGroup() as group:
             while True:
-                names = await self._begun(workload)
-                if not begun and not names and not self._options.follow:
+                names = await self._started(workload)
+                if not started and not names and not self._options.follow:
                     raise CommandError(
                         f"no replica of workload {escaped(workload)} has started",
                         f"find out why: remit explain workload/{escaped(workload)}",
                     )
-                for name in names[: AT_ONCE_MAX - len(begun)]:
-                    if name not in begun:
+                for name in names[: AT_ONCE_MAX - len(started)]:
+                    if name not in started:
                         self._width = max(self._width, len(name[0]))
-                        begun.add(name)
+                        started.add(name)
                         group.create_task(self._member(name[0]))
                 if len(names) > AT_ONCE_MAX:
                     click.echo(
@@ -180,10 +180,10 @@ class _Reader:
                     )
                 if not self._options.follow:
                     break
-                await clock.sleep_ms(LOOK_MS)
+                await clock.sleep_ms(POLL_MS)
         return FAILED if self._failed else OK
 
-    async def _begun(self, workload: str) -> list[tuple[str, int]]:
+    async def _started(self, workload: str) -> list[tuple[str, int]]:
         """Return name and attempt of the replicas that have started. The attempt is included because each attempt has its own
         log.
         """
@@ -191,13 +191,16 @@ class _Reader:
         from remit.model.records import Phase, Replica
 
         listed = await self._api.list(Replica, tenant=self._tenant, fields=f"spec.workload={workload}")
-        not_begun = (Phase.PENDING, Phase.RESERVED, Phase.BOUND)
-        ran = [
+        not_started = (Phase.PENDING, Phase.RESERVED, Phase.BOUND)
+        started_replicas = [
             item
             for item in listed.items
-            if item.status.phase not in not_begun or (item.status.attempt > 1 and self._options.previous)
+            if item.status.phase not in not_started or (item.status.attempt > 1 and self._options.previous)
         ]
-        return sorted(((one.metadata.name, one.status.attempt) for one in ran), key=lambda pair: natural_key(pair[0]))
+        return sorted(
+            ((replica.metadata.name, replica.status.attempt) for replica in started_replicas),
+            key=lambda pair: natural_key(pair[0]),
+        )
 
     async def _member(self, name: str) -> None:
         """Print the log of one replica. An error is printed and counted, so that the other replicas are still read."""
@@ -223,9 +226,9 @@ class _Reader:
             attempt=options.attempt,
             previous=options.previous,
         )
-        async with aclosing(pieces) as told:
-            async for piece in told:
-                if not self._prefix and not self._tame:
+        async with aclosing(pieces) as chunks:
+            async for piece in chunks:
+                if not self._prefix and not self._escape:
                     sys.stdout.buffer.write(piece)
                     sys.stdout.buffer.flush()
                     continue
@@ -237,7 +240,7 @@ class _Reader:
 
         from remit.cli.output.terminal import escape_terminal
 
-        clean: Callable[[str], str] = escape_terminal if self._tame else str
+        clean: Callable[[str], str] = escape_terminal if self._escape else str
         style = self._styles.setdefault(name, COLOURS[len(self._styles) % len(COLOURS)])
         for line in lines:
             if not self._prefix:

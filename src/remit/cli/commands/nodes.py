@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from remit.model.kinds import Node
     from remit.model.wire.api_types import NodeTop, ReplicaTop
 
-SORTS = {"cpu": lambda one: -one.cpu_milli, "memory": lambda one: -one.memory_bytes}
+SORTS = {"cpu": lambda item: -item.cpu_milli, "memory": lambda item: -item.memory_bytes}
 SORT = click.option("--sort-by", type=click.Choice(["name", "cpu", "memory"]), default="name", show_default=True)
 OUTPUT = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 
@@ -59,34 +59,36 @@ async def _nodes(api: Api, sort_by: str, output: str) -> None:
     from remit.cli.output.console import Column, Sheet, console, until_broken_pipe
     from remit.cli.output.object_list import natural_key
 
-    found = sorted(await api.top_nodes(), key=lambda one: natural_key(one.node))
-    found = sorted(found, key=SORTS.get(sort_by, lambda one: 0))
-    heads = ("NODE", "CPU", "CPU%", "CPU REQUESTS", "MEMORY", "MEMORY%", "MEMORY REQUESTS", "REPLICAS", "HEALTH", "REPORTED")
+    items = sorted(await api.top_nodes(), key=lambda item: natural_key(item.node))
+    items = sorted(items, key=SORTS.get(sort_by, lambda item: 0))
+    headings = ("NODE", "CPU", "CPU%", "CPU REQUESTS", "MEMORY", "MEMORY%", "MEMORY REQUESTS", "REPLICAS", "HEALTH", "REPORTED")
     with until_broken_pipe():
         if output == "json":
-            _print_json("NodeTopList", found)
-        elif not found:
+            _print_json("NodeTopList", items)
+        elif not items:
             click.echo("no nodes found", err=True)
         else:
-            Sheet(console(), [Column(head, right=head not in ("NODE", "HEALTH")) for head in heads]).show(map(node_row, found))
+            Sheet(console(), [Column(heading, right=heading not in ("NODE", "HEALTH")) for heading in headings]).show(
+                map(node_row, items)
+            )
 
 
-def node_row(one: NodeTop) -> Cells:
+def node_row(item: NodeTop) -> Cells:
     from remit.cli.output.console import UNSURE, Cell
     from remit.cli.output.object_columns import format_bytes, format_cpu
 
-    said = one.age_ms is not None
+    reported = item.age_ms is not None
     return (
-        one.node,
-        format_cpu(one.cpu_milli) if said else "-",
-        share(one.cpu_milli, one.capacity.cpu_milli) if said else "-",
-        f"{format_cpu(one.requests.cpu_milli)}/{format_cpu(one.capacity.cpu_milli)}",
-        format_bytes(one.memory_bytes) if said else "-",
-        share(one.memory_bytes, one.capacity.memory_bytes) if said else "-",
-        f"{format_bytes(one.requests.memory_bytes)}/{format_bytes(one.capacity.memory_bytes)}",
-        str(one.replicas),
-        Cell(one.health, "" if one.health == "ready" else UNSURE),
-        format_report_age(one.age_ms),
+        item.node,
+        format_cpu(item.cpu_milli) if reported else "-",
+        share(item.cpu_milli, item.capacity.cpu_milli) if reported else "-",
+        f"{format_cpu(item.requests.cpu_milli)}/{format_cpu(item.capacity.cpu_milli)}",
+        format_bytes(item.memory_bytes) if reported else "-",
+        share(item.memory_bytes, item.capacity.memory_bytes) if reported else "-",
+        f"{format_bytes(item.requests.memory_bytes)}/{format_bytes(item.capacity.memory_bytes)}",
+        str(item.replicas),
+        Cell(item.health, "" if item.health == "ready" else UNSURE),
+        format_report_age(item.age_ms),
     )
 
 
@@ -94,37 +96,37 @@ async def _replicas(api: Api, context: CommandContext, workload: str, sort_by: s
     from remit.cli.output.console import Column, Sheet, console, until_broken_pipe
     from remit.cli.output.object_list import natural_key
 
-    found = sorted(await api.top_replicas(tenant=context.tenant), key=lambda one: (one.tenant, natural_key(one.replica)))
+    items = sorted(await api.top_replicas(tenant=context.tenant), key=lambda item: (item.tenant, natural_key(item.replica)))
     if workload:
-        found = [result for result in found if result.workload == workload]
-    found = sorted(found, key=SORTS.get(sort_by, lambda one: 0))
-    heads = ("REPLICA", "CPU", "CPU%", "MEMORY", "MEMORY%", "RESTARTS", "PHASE", "NODE", "REPORTED")
-    columns = [Column(head, right=head not in ("REPLICA", "PHASE", "NODE")) for head in heads]
+        items = [result for result in items if result.workload == workload]
+    items = sorted(items, key=SORTS.get(sort_by, lambda item: 0))
+    headings = ("REPLICA", "CPU", "CPU%", "MEMORY", "MEMORY%", "RESTARTS", "PHASE", "NODE", "REPORTED")
+    columns = [Column(heading, right=heading not in ("REPLICA", "PHASE", "NODE")) for heading in headings]
     with until_broken_pipe():
         if output == "json":
-            _print_json("ReplicaTopList", found)
-        elif not found:
+            _print_json("ReplicaTopList", items)
+        elif not items:
             click.echo(f"no running replicas{f' of workload {quoted(workload)}' if workload else ''}", err=True)
         else:
             tenant = [Column("TENANT")] if context.all_tenants else []
-            Sheet(console(), [*tenant, *columns]).show(replica_row(result, all_tenants=context.all_tenants) for result in found)
+            Sheet(console(), [*tenant, *columns]).show(replica_row(result, all_tenants=context.all_tenants) for result in items)
 
 
-def replica_row(one: ReplicaTop, *, all_tenants: bool) -> Cells:
+def replica_row(item: ReplicaTop, *, all_tenants: bool) -> Cells:
     from remit.cli.output.object_columns import format_bytes, format_cpu
 
-    said = one.age_ms is not None
+    reported = item.age_ms is not None
     return (
-        *((one.tenant,) if all_tenants else ()),
-        one.replica,
-        format_cpu(one.cpu_milli) if said else "-",
-        share(one.cpu_milli, one.requests.cpu_milli) if said else "-",
-        format_bytes(one.memory_bytes) if said else "-",
-        share(one.memory_bytes, one.requests.memory_bytes) if said else "-",
-        str(one.restarts),
-        one.phase,
-        one.node or "-",
-        format_report_age(one.age_ms),
+        *((item.tenant,) if all_tenants else ()),
+        item.replica,
+        format_cpu(item.cpu_milli) if reported else "-",
+        share(item.cpu_milli, item.requests.cpu_milli) if reported else "-",
+        format_bytes(item.memory_bytes) if reported else "-",
+        share(item.memory_bytes, item.requests.memory_bytes) if reported else "-",
+        str(item.restarts),
+        item.phase,
+        item.node or "-",
+        format_report_age(item.age_ms),
     )
 
 
@@ -202,19 +204,19 @@ def drain(context: CommandContext, nodes: tuple[str, ...], deadline: str, force:
     except ValueError as error:
         raise click.BadParameter(f"{escaped(deadline)}: {error}", param_hint="--deadline") from error
     timeout_ms = parse_timeout(timeout) if timeout else deadline_ms + 60_000
-    wanted = {
+    change = {
         "unschedulable": True,
         "draining": True,
         "drainDeadline": format_duration(deadline_ms),
         "drainForce": True if force else None,
     }
-    call_server(context, lambda api: _drain(api, context, nodes, wanted, timeout_ms if wait else 0))
+    call_server(context, lambda api: _drain(api, context, nodes, change, timeout_ms if wait else 0))
 
 
-async def _drain(api: Api, context: CommandContext, nodes: Sequence[str], wanted: dict[str, Any], wait_ms: int) -> None:
+async def _drain(api: Api, context: CommandContext, nodes: Sequence[str], change: dict[str, Any], wait_ms: int) -> None:
     from remit.cli.session.wait_conditions import NodeDrained, wait_for_goals
 
-    await _change(api, context, nodes, wanted, "draining")
+    await _change(api, context, nodes, change, "draining")
     if wait_ms:
         await wait_for_goals(api, [NodeDrained(obj.name) for obj in _parse_target(nodes)], wait_ms)
         for obj in _parse_target(nodes):
@@ -223,24 +225,24 @@ async def _drain(api: Api, context: CommandContext, nodes: Sequence[str], wanted
 
 def _parse_target(nodes: Sequence[str]) -> list[ObjectRef]:
     objects = [parse_object_ref(node, "Node") for node in nodes]
-    other = next((obj for obj in objects if obj.kind != "Node"), None)
-    if other is not None:
-        raise click.UsageError(f"{escaped(str(other))} is not a node; give the name of a node")
+    invalid = next((obj for obj in objects if obj.kind != "Node"), None)
+    if invalid is not None:
+        raise click.UsageError(f"{escaped(str(invalid))} is not a node; give the name of a node")
     return objects
 
 
-async def _change(api: Api, context: CommandContext, nodes: Sequence[str], wanted: dict[str, Any], said: str) -> None:
+async def _change(api: Api, context: CommandContext, nodes: Sequence[str], change: dict[str, Any], outcome: str) -> None:
     """Patch the spec of each node. All nodes are looked up first, so that an unknown name changes nothing."""
     from remit.cli.output.serialization import to_builtins
     from remit.cli.session.object_lookup import get_object
     from remit.model.kinds import Node
 
     objects = _parse_target(nodes)
-    found: list[Node] = [await get_object(api, context, obj) for obj in objects]
-    for obj, node in zip(objects, found, strict=True):
+    items: list[Node] = [await get_object(api, context, obj) for obj in objects]
+    for obj, node in zip(objects, items, strict=True):
         spec = to_builtins(node)["spec"]
-        if all(spec.get(name) == value for name, value in wanted.items()):
-            click.echo(f"{escaped(str(obj))} already {said}")
+        if all(spec.get(name) == value for name, value in change.items()):
+            click.echo(f"{escaped(str(obj))} already {outcome}")
             continue
-        await api.patch(Node, obj.name, {"spec": wanted})
-        click.echo(f"{escaped(str(obj))} {said}")
+        await api.patch(Node, obj.name, {"spec": change})
+        click.echo(f"{escaped(str(obj))} {outcome}")

@@ -62,8 +62,8 @@ def wait(context: CommandContext, what: tuple[str, ...], goal: str, timeout: str
         raise click.UsageError(f"no NAME given; write {escaped(what[0])}/NAME")
     goals = [_goal(context, obj, goal) for obj in objects]
     call_server(context, wait_for)
-    for one in goals:
-        click.echo(f"{escaped(one.name)} {_met(goal)}")
+    for item in goals:
+        click.echo(f"{escaped(item.name)} {_met(goal)}")
 
 
 def _met(goal: str) -> str:
@@ -83,11 +83,11 @@ def _goal(context: CommandContext, ref: ObjectRef, text: str) -> Goal:
         WorkloadReady,
     )
 
-    word, _, rest = text.partition("=")
+    goal_kind, _, rest = text.partition("=")
     tenant, path = tenant_of(context, ref), display_name_of(context, ref)
-    if word in ("delete", "ready", "complete", "failed") and rest:
-        raise click.UsageError(f"--for={word} takes no value; write --for={word}")
-    match word:
+    if goal_kind in ("delete", "ready", "complete", "failed") and rest:
+        raise click.UsageError(f"--for={goal_kind} takes no value; write --for={goal_kind}")
+    match goal_kind:
         case "delete":
             return ObjectDeleted(ref, tenant, path)
         case "condition" if rest:
@@ -97,7 +97,7 @@ def _goal(context: CommandContext, ref: ObjectRef, text: str) -> Goal:
             _check(ref, PHASED, "phase")
             return PhaseReached(ref, tenant, path, _phase(ref, rest))
         case "ready" | "complete" if ref.kind == "Workload":
-            return WorkloadReady(ref.name, tenant, display_name=path, must_complete=word == "complete")
+            return WorkloadReady(ref.name, tenant, display_name=path, must_complete=goal_kind == "complete")
         case "ready":
             _check(ref, ("Workload", "Replica", "Node"), "ready state")
             return ObjectReady(ref, tenant, path)
@@ -111,22 +111,22 @@ def _goal(context: CommandContext, ref: ObjectRef, text: str) -> Goal:
     raise click.UsageError(f"unknown goal {quoted(text)}; use {GOALS}")
 
 
-def _check(ref: ObjectRef, kinds: tuple[str, ...], what: str) -> None:
+def _check(ref: ObjectRef, kinds: tuple[str, ...], noun: str) -> None:
     if ref.kind not in kinds:
-        raise click.UsageError(f"a {ref.kind.lower()} has no {what}; use a {one_of(kind.lower() for kind in kinds)}")
+        raise click.UsageError(f"a {ref.kind.lower()} has no {noun}; use a {one_of(kind.lower() for kind in kinds)}")
 
 
-def _phase(ref: ObjectRef, word: str) -> str:
+def _phase(ref: ObjectRef, phase: str) -> str:
     from remit.model.kinds import NodeHealth
     from remit.model.records import GrantPhase, Phase
 
     phases: dict[str, Any] = {"Replica": Phase, "Node": NodeHealth, "Grant": GrantPhase}
-    known = [str(one.value) for one in phases[ref.kind]]
-    if word.lower() not in known:
+    known = [str(item.value) for item in phases[ref.kind]]
+    if phase.lower() not in known:
         raise click.UsageError(
-            f"unknown phase {quoted(word)}; {did_you_mean(closest_name(word, known)) or f'use {one_of(known)}'}"
+            f"unknown phase {quoted(phase)}; {did_you_mean(closest_name(phase, known)) or f'use {one_of(known)}'}"
         )
-    return word.lower()
+    return phase.lower()
 
 
 RESTARTED: Final = "REMIT_RESTARTED"
@@ -162,13 +162,13 @@ def status(context: CommandContext, workload: str, timeout: str) -> None:
     if obj.kind != "Workload":
         raise click.UsageError(f"a {obj.kind.lower()} has no rollout; give a workload")
 
-    async def look(api: Api) -> None:
+    async def wait_for_rollout(api: Api) -> None:
         await get_object(api, context, obj)
         await wait_for_goals(
             api, [WorkloadReady(obj.name, tenant_of(context, obj), display_name=display_name_of(context, obj))], timeout_ms
         )
 
-    call_server(context, look)
+    call_server(context, wait_for_rollout)
     click.echo(f"{escaped(display_name_of(context, obj))} is rolled out")
 
 
@@ -193,16 +193,16 @@ def restart(context: CommandContext, workload: str, wait: bool, timeout: str) ->
         raise click.UsageError(f"a {obj.kind.lower()} cannot be restarted; give a workload")
     timeout_ms = parse_timeout(timeout)
 
-    async def begin(api: Api) -> None:
+    async def restart_workload(api: Api) -> None:
         await get_object(api, context, obj)
         tenant, path = tenant_of(context, obj), display_name_of(context, obj)
         change = {"spec": {"template": {"env": {RESTARTED: BootClock().wall()}}}}
-        made = await api.patch(Workload, obj.name, change, tenant=tenant)
-        click.echo(f"{escaped(path)} restarted as generation {made.metadata.generation}")
+        patched = await api.patch(Workload, obj.name, change, tenant=tenant)
+        click.echo(f"{escaped(path)} restarted as generation {patched.metadata.generation}")
         if wait:
             await wait_for_goals(api, [WorkloadReady(obj.name, tenant, display_name=path)], timeout_ms)
 
-    call_server(context, begin)
+    call_server(context, restart_workload)
 
 
 @click.command(

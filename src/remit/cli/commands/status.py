@@ -40,43 +40,43 @@ def status(context: CommandContext, output: str) -> None:
     from remit.cli.output.explanations import line
     from remit.cli.output.serialization import json_text
 
-    found = call_server(context, lambda api: api.status())
+    scope_status = call_server(context, lambda api: api.status())
     with until_broken_pipe():
         if output == "json":
-            sys.stdout.write(json_text(found))
+            sys.stdout.write(json_text(scope_status))
         else:
             from remit.cli.output.console import BAD
 
             out = console()
-            for lead, words in told(found, context.address.server):
-                line(out, lead, words, BAD if lead == NOBODY else "")
-    if found.idle:
+            for label, text in lines(scope_status, context.address.server):
+                line(out, label, text, BAD if label == WARNING else "")
+    if scope_status.idle:
         sys.exit(FAILED)
 
 
-NOBODY = "warning"
+WARNING = "warning"
 
 
-def told(found: ScopeStatus, url: str) -> Iterator[tuple[str, str]]:
+def lines(scope_status: ScopeStatus, url: str) -> Iterator[tuple[str, str]]:
     """Yield label and text of each output line."""
     from remit.cli.output.object_columns import format_span
 
-    yield "scope", f"{found.scope} at {url}, Remit {found.version or 'unknown'}"
-    yield "leader", f"{found.leader or 'unknown'}, epoch {found.epoch}, revision {found.revision}"
-    yield "server", f"up for {format_span(found.uptime_ms // 1000)}"
-    yield "nodes", counted(found.nodes)
-    yield "replicas", counted(found.replicas)
-    if not found.idle:
+    yield "scope", f"{scope_status.scope} at {url}, Remit {scope_status.version or 'unknown'}"
+    yield "leader", f"{scope_status.leader or 'unknown'}, epoch {scope_status.epoch}, revision {scope_status.revision}"
+    yield "server", f"up for {format_span(scope_status.uptime_ms // 1000)}"
+    yield "nodes", format_counts(scope_status.nodes)
+    yield "replicas", format_counts(scope_status.replicas)
+    if not scope_status.idle:
         yield "leases", "no unheld leases known"
-    for number, one in enumerate(found.idle):
-        yield NOBODY, one.why
-        after = found.idle[number + 1] if number + 1 < len(found.idle) else None
-        if after is None or after.cure != one.cure:
-            yield "fix", one.cure
+    for number, lease in enumerate(scope_status.idle):
+        yield WARNING, lease.why
+        following = scope_status.idle[number + 1] if number + 1 < len(scope_status.idle) else None
+        if following is None or following.cure != lease.cure:
+            yield "fix", lease.cure
 
 
-def counted(many: Mapping[str, int]) -> str:
-    return ", ".join(f"{word} {count:,}" for word, count in many.items()) or "none"
+def format_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{word} {count:,}" for word, count in counts.items()) or "none"
 
 
 @click.command(
@@ -98,7 +98,7 @@ def version(client: bool, context: str, server: str, token_file: str, ca_file: s
     """Print the version of this program, and of the server if one is configured."""
     import json
 
-    told = {"client": __version__}
+    result = {"client": __version__}
     if output == "text":
         click.echo(f"remit   {__version__}")
     if not client:
@@ -110,8 +110,8 @@ def version(client: bool, context: str, server: str, token_file: str, ca_file: s
             address = None
         if address is not None:
             status = call_server(CommandContext(address), lambda api: api.status())
-            told |= {"server": status.version, "scope": status.scope, "leader": status.leader, "url": address.server}
+            result |= {"server": status.version, "scope": status.scope, "leader": status.leader, "url": address.server}
             if output == "text":
                 click.echo(escaped(f"server  {status.version or 'unknown'}  scope {status.scope} at {address.server}"))
     if output == "json":
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(result))

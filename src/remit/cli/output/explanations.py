@@ -77,7 +77,7 @@ NOT_POSSIBLE: Final = {
     "class": "its priority class does not preempt",
     "gang": "gangs do not preempt",
     "quota": "quota is exhausted, so freed capacity would not help",
-    "place": "preemption would not help: no schedulable node matches its constraints and is large enough",
+    "place": "no schedulable node both matches its constraints and is large enough",
     "protected": "minAvailable protects the replicas that would have to be evicted",
     "little": "it would not fit even if all lower-priority replicas were evicted",
     "most": "the search stopped at its limit",
@@ -151,7 +151,7 @@ def _are(count: int) -> str:
 def _format_relaxed(change: Change) -> str:
     nodes = ", ".join(change.nodes) or "one of them"
     if change.what == "node-health":
-        return f"{nodes} {_are(len(change.nodes) or 1)} ready again"
+        return f"{nodes} {'becomes' if len(change.nodes) < 2 else 'become'} ready"
     if change.what == "takes-work":
         return f"{nodes} {_are(len(change.nodes) or 1)} uncordoned"
     return RELAXED.get(change.what, f"plug-in {change.what} lets it pass")
@@ -252,7 +252,7 @@ def _workload(console: Console, explanation: WorkloadExplanation, verbose: bool,
     line(console, "progress", f"{counted(explanation.stages)} of {explanation.wanted:,} desired{missing}")
     for number, group in enumerate(explanation.groups):
         if number and not verbose:
-            line(console, "", f"{many(group.count, 'more')} of generation {group.generation}: {group.waits.reason or 'now'}")
+            line(console, "", f"{group.count:,} more of generation {group.generation}: {group.waits.reason or 'now'}")
             continue
         similar = f" and {many(group.count - 1, 'other')} like it" if group.count > 1 else ""
         _pending(console, f"{group.first}{similar}", group.waits, explanation.since, explanation.history, verbose, wall)
@@ -269,7 +269,8 @@ def _format_limit(limit: str, detail: str) -> str:
         return f"{limit}: {detail}"
     if limit == "missing":
         return "replicas that are not created yet; the workload controller creates them"
-    return f"{_format_phase(Phase(limit))}; {PHASE_DETAILS.get(limit, 'not ready yet')}"
+    detail = PHASE_DETAILS.get(limit, "not ready yet")
+    return f"{_format_phase(Phase(limit))}; {detail}" if Phase(limit) in PHASE_TIMEOUTS else f"{limit}: {detail}"
 
 
 def _format_phase(phase: Phase) -> str:

@@ -38,7 +38,7 @@ PHASE_DETAILS: Final = {
     "unknown": "the node does not report",
     "failed": "waiting to be retried or replaced",
 }
-"""What a replica waits for in a phase, if its status has no reason."""
+"""Reason for a replica to be in a phase, if its status has no reason."""
 _OK: Final = "ok"
 _Limit = tuple[str, str, bool]
 _NO_LIMIT: Final[_Limit] = ("", "", False)

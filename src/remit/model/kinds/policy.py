@@ -17,7 +17,7 @@ from remit.model.resources import Amount, Duration
 from remit.model.roles import Role
 
 PRIORITY_LIMIT: Final = 2_000_000_000
-"""The highest priority there is."""
+"""The highest possible priority."""
 
 
 class PolicyMatch(Record, frozen=True):

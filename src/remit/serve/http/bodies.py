@@ -4,7 +4,7 @@ A body is parsed as strict JSON and validated by the same code as a manifest fil
 ones are validated off the event loop, a slice at a time.
 
 The fast path covers a common case: a Workload with a spec seen before, under a new name. It returns exactly the object that
-full validation would build, or gives up, for these reasons:
+full validation would build. A body that does not meet these conditions goes to full validation:
 
 - No duplicate keys: a decoder drops duplicates, which are then missing when the manifest is encoded again. Every member of an
   object has one colon, and in a body without backslashes the colons within strings are the same on both sides. So equal counts

@@ -10,7 +10,7 @@ from remit.law.requirements import compile_requirements
 from remit.model.kinds import Device, DeviceRequest
 from remit.proposal.placement.devices import assign_devices, fits_devices
 from tests.properties.authority_world import workload
-from tests.unit.law.fit_oracle import devices_found
+from tests.unit.law.fit_oracle import devices_available
 
 A10, H100 = (Device(name=f"{model.lower()}-{i}", kind="gpu", model=model) for model, i in (("A10", 0), ("H100", 1)))
 
@@ -51,7 +51,7 @@ def test_whole_devices_are_assigned_exactly_when_fit_rules_allow(
     taken = {f"d{i}": used for i, (_, _, used) in enumerate(available) if used}
     one = ask(*requested)
     found = assign_devices(one, named, taken)
-    assert (found is not None) == devices_found(requested, named, taken) == fits_devices(one, named, taken)
+    assert (found is not None) == devices_available(requested, named, taken) == fits_devices(one, named, taken)
     if found is not None:
         assert len(found) == sum(each.count for each in requested)
         assert not any(taken.get(name) for name in found)

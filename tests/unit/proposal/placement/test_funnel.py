@@ -16,7 +16,7 @@ from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import Filter, UnblockEvent
 from tests.properties.test_fit import ask_of
 from tests.properties.test_kernel import kernel_of, orders
-from tests.unit.law.fit_oracle import broken
+from tests.unit.law.fit_oracle import violations
 from tests.unit.observation.row_fixtures import ViewFixture, ready, replica, tenant, work
 
 
@@ -114,4 +114,4 @@ def test_funnel_steps_and_fitting_add_up_and_match_rules(order: Any) -> None:
     kernel, _ = kernel_of(scene.left, asks, standing, profile)
     found = funnel(kernel, kernel.class_for(0, asks[0]))
     assert sum(step.refused for step in found.steps) + found.fits == found.nodes == len(scene.left)
-    assert found.fits == sum(not broken(scene, row) for row in range(len(scene.left)))
+    assert found.fits == sum(not violations(scene, row) for row in range(len(scene.left)))

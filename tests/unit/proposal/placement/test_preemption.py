@@ -8,7 +8,7 @@ from remit.model.claims import Code
 from remit.model.kinds import Affinity, DeviceRequest, Disruption, NodeHealth, Placement, Spread
 from remit.proposal.placement.preemption_candidates import VictimRateLimit
 from tests.properties.authority_world import furnished, node, run
-from tests.unit.commitment.authority_fixture import move
+from tests.unit.commitment.authority_fixture import commit_transitions
 from tests.unit.proposal.scheduler_fixture import (
     CycleFixture,
     create_pending,
@@ -33,10 +33,10 @@ async def settle_evictions(m: CycleFixture) -> int:
     """Stop and requeue draining replicas until none is left; return the number of rounds."""
     for rounds in range(ROUNDS_MAX):
         await m.settle()
-        there = [key for key in m.scope.checker.rows if key.startswith("replica/")]
-        leaving = [key for key in there if m.scope.phase(key) == "draining"]
+        keys = [key for key in m.scope.checker.rows if key.startswith("replica/")]
+        leaving = [key for key in keys if m.scope.phase(key) == "draining"]
         for key in leaving:
-            await move(m.scope, key, "stop", "stopped", "requeue")
+            await commit_transitions(m.scope, key, "stop", "stopped", "requeue")
         if not leaving:
             return rounds
         m.scope.clock.at_ms += 1_000
@@ -47,7 +47,7 @@ async def running(m: CycleFixture, name: str, count: int, cpu: str = "1", **shap
     await create_pending(m.scope, name, count, cpu, **shape)
     await m.settle()
     for i in range(count):
-        await move(m.scope, f"replica/{shape.get('owner', 't1')}/{name}-{i}", "start", "run")
+        await commit_transitions(m.scope, f"replica/{shape.get('owner', 't1')}/{name}-{i}", "start", "run")
     await m.settle()
 
 
@@ -77,7 +77,7 @@ async def test_victim_of_group_is_replica_that_frees_requested_device(m: CycleFi
         ("safe-0", "safe-1"), key=lambda name: m.scope.row(f"replica/t1/{name}")["status"]["devices"].keys() != shared.keys()
     )
     for name in (shared_gpu, sole_gpu):
-        await move(m.scope, f"replica/t1/{name}", "start", "run")
+        await commit_transitions(m.scope, f"replica/t1/{name}", "start", "run")
     await create_pending(m.scope, "whole", 1, devices=(DeviceRequest(kind="gpu", count=1),), priority="high")
     await settle_evictions(m)
     assert victims(m) == [sole_gpu]
@@ -147,7 +147,7 @@ async def test_running_replicas_are_kept_while_bound_ones_are_evicted(m: CycleFi
     await create_pending(m.scope, "kept", 8, disruption=Disruption(min_available=3))
     await m.settle()
     for i in range(3):
-        await move(m.scope, f"replica/t1/kept-{i}", "start", "run")
+        await commit_transitions(m.scope, f"replica/t1/kept-{i}", "start", "run")
     await create_pending(m.scope, "top", 8, priority="top")
     await settle_evictions(m)
     assert not {"kept-0", "kept-1", "kept-2"} & set(victims(m))
@@ -157,8 +157,8 @@ async def test_running_replicas_are_kept_while_bound_ones_are_evicted(m: CycleFi
 @cycle_test
 async def test_protected_replicas_do_not_hide_evictable_ones(m: CycleFixture) -> None:
     """Many nodes look cheaper, and on none of them may a replica be evicted."""
-    things = [node(f"p{i:03}", "1", zone="p") for i in range(150)]
-    await nodes(m.scope, *things)
+    protected_nodes = [node(f"p{i:03}", "1", zone="p") for i in range(150)]
+    await nodes(m.scope, *protected_nodes)
     await quota(m.scope, "t1", cpu="1000")
     await create_pending(m.scope, "kept", 150, disruption=Disruption(min_available=150), placement=Placement(zones=("p",)))
     await rank(m.scope, "mid", 10)
@@ -328,7 +328,7 @@ async def test_capacity_of_draining_replica_is_not_claimed_early(m: CycleFixture
     await m.settle()
     for i in range(8):
         if m.where()[f"low-{i}"] == "n1":
-            await move(m.scope, f"replica/t1/low-{i}", "remove")
+            await commit_transitions(m.scope, f"replica/t1/low-{i}", "remove")
             break
     await create_pending(m.scope, "top", 2, "4", priority="top")
     await m.settle()

@@ -23,7 +23,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.resources import Duration
 from tests.properties.authority_world import OPERATOR, Scope
-from tests.unit.commitment.authority_fixture import move
+from tests.unit.commitment.authority_fixture import commit_transitions
 from tests.unit.proposal.scheduler_fixture import CycleFixture, create_pending, cycle_test, mark
 
 SPREAD = Placement(topology_spread=(Spread(topology_key="zone"),))
@@ -57,7 +57,7 @@ async def test_end_of_override_wakes_replica_that_waited_for_capacity(mind: Cycl
     await create_pending(mind.scope, "w", 1, "3")
     await mind.settle()
     assert mind.reason("w-0") == "no_room"
-    await move(mind.scope, "replica/t1/full-0", "start", "run", "ready", "remove", "stop", "stopped")
+    await commit_transitions(mind.scope, "replica/t1/full-0", "start", "run", "ready", "remove", "stop", "stopped")
     await mind.settle()
     assert mind.reason("w-0") == "override"
     await mind.scope.must(OPERATOR, Delete("Override", "o"))
@@ -88,7 +88,7 @@ async def test_change_of_node_does_not_wake_replica_excluded_from_it(mind: Cycle
     line = mind.cycle.backlog.queue_of(mind.slot("w-0"))
     assert line is not None
     attempts = line.attempts
-    await move(mind.scope, "replica/t1/full-0", "start", "run", "ready", "remove", "stop", "stopped")
+    await commit_transitions(mind.scope, "replica/t1/full-0", "start", "run", "ready", "remove", "stop", "stopped")
     await changed(mind.scope, "n1", pool="other")
     await mind.settle()
     assert line.attempts == attempts

@@ -12,7 +12,7 @@ from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialReques
 from remit.serve.auth.secrets import Keyring, SecretDelivery, encode_material
 from remit.world.files.disk import FileDisk
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, story, workload
-from tests.unit.commitment.authority_fixture import bind, move
+from tests.unit.commitment.authority_fixture import bind, commit_transitions
 
 DATA = {"password": "hunter2", "user": "ann"}
 
@@ -60,7 +60,7 @@ async def test_agent_of_bound_node_gets_secrets_in_every_starting_phase(scope: S
     whole = SecretMaterial(secrets={"db": DATA}, configs={"c": {"a": "b"}})
     assert await made.material(made.request_for(key)) == whole
     for step in ("start", "run", "ready", "serve"):
-        await move(scope, key, step)
+        await commit_transitions(scope, key, step)
         assert await made.material(made.request_for(key)) == whole
 
 
@@ -87,11 +87,11 @@ async def test_other_attempts_and_ended_ones_get_nothing(scope: Scope) -> None:
     made, key = await prepare(scope)
     assert (await made.material(made.request_for(key, attempt=2))).failed == "refused"
     assert (await made.material(made.request_for(key, attempt=0))).failed == "refused"
-    await move(scope, key, "start", "run", "doubt")
+    await commit_transitions(scope, key, "start", "run", "doubt")
     assert (await made.material(made.request_for(key))).failed == "refused", "it may not be running"
-    await move(scope, key, "resume")
+    await commit_transitions(scope, key, "resume")
     assert not (await made.material(made.request_for(key))).failed
-    await move(scope, key, "crash")
+    await commit_transitions(scope, key, "crash")
     assert (await made.material(made.request_for(key))).failed == "refused"
 
 

@@ -77,7 +77,7 @@ async def test_each_agent_gets_only_secrets_of_its_own_replicas(api: Api) -> Non
     for name, of in (("acme", "n1"), ("evil", "n2")):
         reply = await scope.request_material(name, of, AGENTS[of])
         assert (reply.status, reply.json) == (200, {"secrets": {"db": {"password": CANARY + name}}})
-    turned = {
+    refused_requests = {
         "other node's agent requests secret of acme": (await scope.request_material("acme", "n2", AGENTS["n2"]), 403),
         "other node's agent requests secret of evil": (await scope.request_material("evil", "n1", AGENTS["n1"]), 403),
         "token of another node": (await scope.request_material("acme", "n1", AGENTS["n2"]), 403),
@@ -86,7 +86,7 @@ async def test_each_agent_gets_only_secrets_of_its_own_replicas(api: Api) -> Non
         "an admin on the component route": (await scope.request_material("acme", "n1", TOKEN), 401),
         "unknown token": (await scope.request_material("acme", "n1", "no-token-of-anybody"), 401),
     }
-    for case, (reply, status) in turned.items():
+    for case, (reply, status) in refused_requests.items():
         assert reply.status == status, (case, reply.body)
         assert CANARY not in reply.body.decode(), case
     audit = await api.must("GET", "/v1/audit?limit=1000")

@@ -208,9 +208,9 @@ def test_every_reference_resolves_and_every_schema_is_used(document: dict[str, A
 
 def test_path_variables_are_parameters(document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
-        wanted = re.findall(r"\{(\w+)\}", path)
+        expected = re.findall(r"\{(\w+)\}", path)
         for operation in methods.values():
-            assert [one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"] == wanted, path
+            assert [one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"] == expected, path
 
 
 def test_only_open_routes_need_no_token(document: dict[str, Any]) -> None:
@@ -311,10 +311,10 @@ def test_each_route_has_example_command_with_valid_shell_syntax(document: dict[s
     examples = re.findall(r"<h4>Example</h4><pre>(.*?)</pre>", text, re.S)
     assert len(examples) == len(ROUTES)
     for example in examples:
-        words = shlex.split(html.unescape(example))
-        assert words[0] == "curl" and "{" not in next(word for word in words if word.startswith("$REMIT/"))
-        if "-d" in words:
-            json.loads(words[words.index("-d") + 1])
+        arguments = shlex.split(html.unescape(example))
+        assert arguments[0] == "curl" and "{" not in next(argument for argument in arguments if argument.startswith("$REMIT/"))
+        if "-d" in arguments:
+            json.loads(arguments[arguments.index("-d") + 1])
 
 
 def test_descriptions_are_escaped_in_page(document: dict[str, Any]) -> None:

@@ -172,7 +172,7 @@ BODY_BYTES = 16 << 20
         b"[" + b'{"a":[],"b":[]},' * 900_000 + b"1]",
         b'{"a":1}\r\n' * 1_500_000,
     ],
-    ids=["apart", "quotes", "lines", "lists", "numbers", "objects", "objects in lines"],
+    ids=["separate numbers", "quotes", "lines", "lists", "numbers", "objects", "objects in lines"],
 )
 def test_too_many_manifests_are_refused_before_parsing(body: bytes) -> None:
     """The refusal takes no more time and memory than the first ten thousand manifests."""

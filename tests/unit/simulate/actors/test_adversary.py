@@ -75,10 +75,10 @@ def test_every_refusal_is_reached_within_an_hour(adversary_run: AdversaryRun) ->
 def test_objects_of_others_stay_unchanged(adversary_run: AdversaryRun) -> None:
     def foreign_objects() -> dict[str, object]:
         kinds = ("node/", "tenant/", "workload/", "replica/", "region/")
-        rows = {key: thing for kind in kinds for key, thing in adversary_run.scene.rows("r1", kind).items()}
+        rows = {key: obj for kind in kinds for key, obj in adversary_run.scene.rows("r1", kind).items()}
         return {
-            key: (thing.spec, thing.status if hasattr(thing, "status") else None)
-            for key, thing in rows.items()
+            key: (obj.spec, obj.status if hasattr(obj, "status") else None)
+            for key, obj in rows.items()
             if f"/{NAME}" not in key
         }
 

@@ -1086,6 +1086,8 @@ def test_deletion_of_missing_row_does_not_stop_judge(key: str) -> None:
     h.commit({key: None}, [h.entry("delete", key, "operator")])
     h.commit({key: None}, [h.entry("delete", key, "operator")])
     h.world.judge.conclude()
+    assert key not in h.world.judge.history("r1").rows
+    assert h.world.judge.accepted_operations["delete"] == 2
 
 
 @pytest.mark.parametrize(("check", "breach"), VIOLATIONS, ids=[f"{breach.__name__}-{check}" for check, breach in VIOLATIONS])
@@ -1125,6 +1127,6 @@ def test_replica_forgotten_and_recreated_in_one_batch_is_lawful() -> None:
     (a,) = h.spawn(0)
     h.run(a)
     h.release(a)
-    anew = replica("w", 0, uid="other")
-    h.commit({a: anew}, [h.entry("forget", a, "workloads"), h.entry("spawn", "w", "workloads")])
+    recreated = replica("w", 0, uid="other")
+    h.commit({a: recreated}, [h.entry("forget", a, "workloads"), h.entry("spawn", "w", "workloads")])
     assert h.found == []

@@ -90,7 +90,7 @@ class Trial:
         for scope, store in sim.cluster.stores.items():
             found[f"store of {scope}"] = (id(store.store), store._no_watch_until_s)
             found[f"cuts of {scope}"] = getattr(store, "_power_cuts", 0)
-        found["backups"] = [list(kept) for kept in sim._backups.values()]
+        found["backups"] = [list(remaining) for remaining in sim._backups.values()]
         return found
 
     def end(self) -> None:
@@ -205,8 +205,8 @@ def test_removing_one_fault_changes_no_other_victim(trials: list[Trial]) -> None
     whole = recorded_harm(trials, PLAN)
     assert {second for second, _ in whole} == {int(one.at_s) for one in PLAN}
     for left_out in PLAN:
-        kept = recorded_harm(trials, tuple(one for one in PLAN if one is not left_out))
-        assert kept == [line for line in whole if line[0] != int(left_out.at_s)]
+        remaining = recorded_harm(trials, tuple(one for one in PLAN if one is not left_out))
+        assert remaining == [line for line in whole if line[0] != int(left_out.at_s)]
 
 
 @pytest.mark.parametrize("kind", ["kill-agent", "kill-server", "freeze"])
@@ -240,9 +240,9 @@ def test_process_frozen_by_two_faults_thaws_with_the_longer(trials: list[Trial])
     trials.append(trial)
     trial.run(12.75)
     (victim,) = trial.traces()
-    for at_s, still in ((14.0, True), (15.9, True), (16.1, False)):
+    for at_s, frozen in ((14.0, True), (15.9, True), (16.1, False)):
         trial.run(at_s)
-        assert (victim in trial.traces()) is still, at_s
+        assert (victim in trial.traces()) is frozen, at_s
 
 
 def test_kill_reserving_waits_for_next_reservation(trials: list[Trial]) -> None:
@@ -279,5 +279,5 @@ def test_lagging_member_moves_only_observers_of_its_store(trials: list[Trial]) -
         assert all(watches.values())
         trial.run(10.000_1)
         for scope, store in trial.sim.cluster.stores.items():
-            kept = watches[scope].keys() & store._watches.keys()
-            assert bool(kept) is not bool(store.faults.lag_s)
+            remaining = watches[scope].keys() & store._watches.keys()
+            assert bool(remaining) is not bool(store.faults.lag_s)

@@ -412,8 +412,8 @@ def test_process_frozen_twice_needs_two_thaws(loop: SimLoop) -> None:
     seen: list[float] = []
     unit = loop.new_unit("one")
     loop.call_at(2.0, lambda: seen.append(loop.time()), context=unit.context)
-    for at_s, deed in ((1.0, loop.freeze), (1.5, loop.freeze), (3.0, loop.thaw), (4.0, loop.thaw)):
-        loop.call_at(at_s, deed, unit)
+    for at_s, operation in ((1.0, loop.freeze), (1.5, loop.freeze), (3.0, loop.thaw), (4.0, loop.thaw)):
+        loop.call_at(at_s, operation, unit)
     play(loop, 5.0)
     assert seen == [4.0]
 
@@ -422,8 +422,8 @@ def test_process_killed_while_frozen_stays_dead(loop: SimLoop) -> None:
     stages: list[str] = []
     unit = loop.new_unit("one")
     loop.call_at(2.0, stages.append, "due", context=unit.context)
-    for at_s, deed in ((1.0, loop.freeze), (3.0, loop.kill), (4.0, loop.thaw)):
-        loop.call_at(at_s, deed, unit)
+    for at_s, operation in ((1.0, loop.freeze), (3.0, loop.kill), (4.0, loop.thaw)):
+        loop.call_at(at_s, operation, unit)
     play(loop, 5.0)
     assert not stages
 
@@ -436,14 +436,14 @@ def test_threads_and_executors_are_refused(loop: SimLoop) -> None:
 
     async def tries() -> None:
         running = asyncio.get_running_loop()
-        deeds: list[Callable[[], Any]] = [
+        operations: list[Callable[[], Any]] = [
             lambda: running.call_soon_threadsafe(print),
             lambda: running.run_in_executor(None, print),
             lambda: running.subprocess_exec(asyncio.SubprocessProtocol, "true"),
         ]
-        for deed in deeds:
+        for operation in operations:
             try:
-                found = deed()
+                found = operation()
                 if asyncio.iscoroutine(found):
                     await found
             except (RuntimeError, NotImplementedError) as error:
@@ -522,21 +522,21 @@ def test_many_events_without_standing_time_are_no_livelock(loop: SimLoop, monkey
 
 
 def test_failing_callback_is_reported_with_process(loop: SimLoop) -> None:
-    told: list[tuple[str, str, str]] = []
-    loop.on_failure = lambda unit, error, message: told.append((unit.name, repr(error), message))
+    failures: list[tuple[str, str, str]] = []
+    loop.on_failure = lambda unit, error, message: failures.append((unit.name, repr(error), message))
 
     def bad() -> None:
         raise ValueError("bad")
 
     loop.call_soon(bad, context=loop.new_unit("anna").context)
     play(loop, 2.0)
-    assert told == [("anna", "ValueError('bad')", "a callback failed")]
+    assert failures == [("anna", "ValueError('bad')", "a callback failed")]
     assert [(unit.name, message) for unit, _, message in loop.failures] == [("anna", "a callback failed")]
 
 
 def test_failing_task_is_reported_with_process_it_runs_in(loop: SimLoop) -> None:
-    told: list[tuple[str, str, str]] = []
-    loop.on_failure = lambda unit, error, message: told.append((unit.name, repr(error), message))
+    failures: list[tuple[str, str, str]] = []
+    loop.on_failure = lambda unit, error, message: failures.append((unit.name, repr(error), message))
 
     async def bad() -> None:
         await asyncio.sleep(1.0)
@@ -548,7 +548,7 @@ def test_failing_task_is_reported_with_process_it_runs_in(loop: SimLoop) -> None
     loop.call_soon(lambda: loop.spawn(bad(), name="his own"), context=ben.context)
     loop.call_later(0.5, loop.kill, ben)
     play(loop, 5.0)
-    assert sorted(told) == [
+    assert sorted(failures) == [
         ("anna", "ValueError('bad')", "from ben failed"),
         ("anna", "ValueError('bad')", "from outside failed"),
     ]

@@ -162,16 +162,16 @@ def test_process_killed_while_frozen_restarts_awake(scene: MachineScene) -> None
 
 def test_program_outlives_its_parent_and_is_found_after_restart(scene: MachineScene) -> None:
     left: list[ProcessHandle] = []
-    said: list[Any] = []
+    results: list[Any] = []
 
     async def main(process: SimProcess) -> None:
         runner = process.world.runner
         if process.starts == 1:
             left.append(await runner.start(ProcessSpec(("work", "30000", "3"))))
             await asyncio.Event().wait()
-        said.append(runner.is_alive(left[0]))
-        said.append(await runner.wait(left[0]))
-        said.append(runner.is_alive(left[0]))
+        results.append(runner.is_alive(left[0]))
+        results.append(await runner.wait(left[0]))
+        results.append(runner.is_alive(left[0]))
 
     process = scene.process(main)
     process.start()
@@ -181,24 +181,24 @@ def test_program_outlives_its_parent_and_is_found_after_restart(scene: MachineSc
     process.start()
     scene.run(60.0)
     pid = left[0].pid
-    assert said == [True, ExitStatus(), False], "only its parent gets the exit status"
+    assert results == [True, ExitStatus(), False], "only its parent gets the exit status"
     assert scene.record == [("started", pid, 0.005), ("ended", pid, 30.005)]
 
 
 def test_parent_gets_exit_status(scene: MachineScene) -> None:
-    said: list[ExitStatus] = []
+    results: list[ExitStatus] = []
 
     async def main(process: SimProcess) -> None:
         runner = process.world.runner
-        for words in (("work", "1000", "3"), ("work", "-", "0", "200"), ("work", "-", "0", "-")):
-            running = await runner.start(ProcessSpec(words))
-            if words[1] == "-":
+        for arguments in (("work", "1000", "3"), ("work", "-", "0", "200"), ("work", "-", "0", "-")):
+            running = await runner.start(ProcessSpec(arguments))
+            if arguments[1] == "-":
                 await runner.stop(running, grace_ms=2_000)
-            said.append(await runner.wait(running))
+            results.append(await runner.wait(running))
 
     scene.process(main).start()
     scene.run(60.0)
-    assert said == [ExitStatus(code=3), ExitStatus(signal=15), ExitStatus(signal=9)]
+    assert results == [ExitStatus(code=3), ExitStatus(signal=15), ExitStatus(signal=9)]
     spans = [round(end[2] - begin[2], 3) for begin, end in zip(scene.record[::2], scene.record[1::2], strict=True)]
     assert spans == [1.0, 0.2, 2.0]
     assert scene.stop_requests == [(102, "anna#1"), (103, "anna#1")], "a program that ends by itself got no stop request"
@@ -226,25 +226,25 @@ def test_power_cut_ends_all_programs_and_resets_clock(scene: MachineScene) -> No
 
 
 def test_reused_pid_is_another_process(scene: MachineScene) -> None:
-    said = []
+    results = []
 
     async def main(process: SimProcess) -> None:
         runner = process.world.runner
         running = await runner.start(ProcessSpec(("work", "-", "0")))
         other = ProcessHandle(running.pid, "another time")
         await runner.stop(other, grace_ms=10)
-        said.append((runner.is_alive(running), runner.is_alive(other), await runner.wait(other)))
+        results.append((runner.is_alive(running), runner.is_alive(other), await runner.wait(other)))
 
     scene.process(main).start()
     scene.run(5.0)
-    assert said == [(True, False, ExitStatus())]
+    assert results == [(True, False, ExitStatus())]
 
 
 # Programs
 
 
 @pytest.mark.parametrize(
-    ("words", "program"),
+    ("arguments", "program"),
     [
         (("work",), SimProgram(0, 0, 0)),
         (("work", "30000"), SimProgram(30_000, 0, 0)),
@@ -254,13 +254,13 @@ def test_reused_pid_is_another_process(scene: MachineScene) -> None:
         (("work", "-", "0", "-"), SimProgram(None, 0, None)),
     ],
 )
-def test_program_words_parse_and_format(words: tuple[str, ...], program: SimProgram) -> None:
-    assert parse_program(words) == program
+def test_program_words_parse_and_format(arguments: tuple[str, ...], program: SimProgram) -> None:
+    assert parse_program(arguments) == program
     assert parse_program(program.argv()) == program
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("",),
         ("sleep", "5"),
@@ -276,18 +276,18 @@ def test_program_words_parse_and_format(words: tuple[str, ...], program: SimProg
         ("work", "1", "colour=5"),
     ],
 )
-def test_invalid_program_words_do_not_start(scene: MachineScene, words: tuple[str, ...]) -> None:
-    said = []
+def test_invalid_program_words_do_not_start(scene: MachineScene, arguments: tuple[str, ...]) -> None:
+    results = []
 
     async def main(process: SimProcess) -> None:
         try:
-            await process.world.runner.start(ProcessSpec(words))
+            await process.world.runner.start(ProcessSpec(arguments))
         except NotStarted as error:
-            said.append(error.cure)
+            results.append(error.cure)
 
     scene.process(main).start()
     scene.run(1.0)
-    assert said == ["use work MS CODE STOP_MS"]
+    assert results == ["use work MS CODE STOP_MS"]
     assert scene.ends == [("anna", "None")]
     assert scene.record == []
 

@@ -1,4 +1,4 @@
-"""Archives: nothing is written outside the target directory, or beyond the limits, whatever the archive contains."""
+"""Archives: nothing is written outside the target directory or beyond the limits, for any content of the archive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Artifact fetching: only from permitted hosts, whatever names resolve to and servers answer."""
+"""Artifact fetching: only from permitted hosts, for all resolutions of names and answers of servers."""
 
 from __future__ import annotations
 

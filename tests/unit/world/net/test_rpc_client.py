@@ -24,10 +24,10 @@ class EchoService:
     def __init__(self) -> None:
         self.yielded = 0
         self.gate = asyncio.Event()
-        self.begun = 0
+        self.started = 0
 
     async def request(self, body: bytes, /) -> bytes:
-        self.begun += 1
+        self.started += 1
         if body == b"wait":
             await self.gate.wait()
         if body == b"large":
@@ -90,7 +90,7 @@ def test_oversized_request_or_reply_is_not_sent(tmp_path: Path) -> None:
         async with link_in(tmp_path).serve("a", service):
             with pytest.raises(ValueError, match="bytes"):
                 await client.request("a", bytes(BODY_BYTES_MAX + 1))
-            assert service.begun == 0
+            assert service.started == 0
             with pytest.raises(ReplyLost):
                 await client.request("a", b"large")
             assert len(await client.request("a", bytes(BODY_BYTES_MAX))) == BODY_BYTES_MAX
@@ -126,10 +126,10 @@ def test_calls_over_limit_are_refused_before_they_start(tmp_path: Path, monkeypa
         service, client = EchoService(), link_in(tmp_path)
         async with link_in(tmp_path).serve("a", service), asyncio.TaskGroup() as group:
             waiting = [group.create_task(client.request("a", b"wait")) for _ in range(5)]
-            await until(lambda: service.begun == 5)
+            await until(lambda: service.started == 5)
             with pytest.raises(NotSent, match="at its limit"):
                 await client.request("a", b"one too many")
-            assert service.begun == 5
+            assert service.started == 5
             service.gate.set()
             await asyncio.gather(*waiting)
             await until(lambda: len(asyncio.all_tasks()) <= 4)
@@ -169,7 +169,7 @@ def test_malformed_frames_close_only_their_connection(tmp_path: Path, hostile: b
         service, client = EchoService(), link_in(tmp_path)
         async with link_in(tmp_path).serve("a", service), asyncio.TaskGroup() as group:
             other = group.create_task(client.request("a", b"wait"))
-            await until(lambda: service.begun == 1)
+            await until(lambda: service.started == 1)
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "a"))
             writer.write(hostile)
             writer.write_eof()
@@ -292,20 +292,21 @@ def test_no_task_is_left_after_serving(tmp_path: Path) -> None:
             await client.request("a", b"x")
             await anext(client.stream("a", b"1"))
         await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+        assert not (tmp_path / "a").exists()
 
     asyncio.run(scenario())
 
 
 def test_cancelled_serving_leaves_nothing(tmp_path: Path) -> None:
-    async def serve(begun: asyncio.Event) -> None:
+    async def serve(started: asyncio.Event) -> None:
         async with link_in(tmp_path).serve("a", EchoService()):
-            begun.set()
+            started.set()
             await asyncio.Event().wait()
 
     async def scenario() -> None:
-        begun, client = asyncio.Event(), link_in(tmp_path)
-        serving = asyncio.ensure_future(serve(begun))
-        await begun.wait()
+        started, client = asyncio.Event(), link_in(tmp_path)
+        serving = asyncio.ensure_future(serve(started))
+        await started.wait()
         in_flight = asyncio.ensure_future(result_or_error(client.request("a", b"wait")))
         await asyncio.sleep(0.05)
         serving.cancel()

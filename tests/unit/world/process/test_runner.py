@@ -36,11 +36,11 @@ async def text(path: Path) -> str:
     return path.read_text()  # noqa: ASYNC240
 
 
-def listed(pid: int) -> bool:
+def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def gone(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -87,9 +87,9 @@ def test_stop_ends_whole_group_even_after_leader_exited(tmp_path: Path, leader: 
             assert await one.wait(running) == ExitStatus(code=0)
             assert not one.is_alive(running)
         assert os.getpgid(child) == running.pid == os.getsid(child)
-        assert not gone(child)
+        assert not has_exited(child)
         await one.stop(running, grace_ms=200)
-        assert gone(child)
+        assert has_exited(child)
 
     asyncio.run(scenario())
 
@@ -101,9 +101,9 @@ def test_pid_of_dead_leader_is_kept_until_group_is_empty(tmp_path: Path) -> None
         one = runner()
         running = await one.start(shell("sleep 600 & exit 0"))
         assert await one.wait(running) == ExitStatus(code=0)
-        assert listed(running.pid)
+        assert exists(running.pid)
         await one.stop(running, grace_ms=10_000)
-        assert not listed(running.pid)
+        assert not exists(running.pid)
 
     asyncio.run(scenario())
 
@@ -115,9 +115,9 @@ def test_unwaited_process_is_reaped_by_next_start() -> None:
         async with asyncio.timeout(10):
             while one.is_alive(first):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert listed(first.pid)
+        assert exists(first.pid)
         second = await one.start(shell("exit 0"))
-        assert not listed(first.pid)
+        assert not exists(first.pid)
         assert [await one.wait(first), await one.wait(second)] == [ExitStatus(code=3), ExitStatus(code=0)]
 
     asyncio.run(scenario())
