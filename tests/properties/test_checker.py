@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import decide, draft, outcomes
+from remit.commitment import decide, draft_replicas, outcomes
 from remit.commitment.rulings import grants, placement, transitions
 from remit.commitment.rulings.registry import RULINGS
 from remit.law import ledgers
@@ -199,7 +199,7 @@ BUGS: list[tuple[Tale, str, str, Any]] = [
     ),
     (by_another_role, "phases_move_along_edges", "moving.OWNERS", {**OWNERS, "serve": Role.REPAIR}),
     (with_a_stale_epoch, "accepted_entries_held_their_lease", "decide.check_fence", lambda *_: None),
-    (one_of_a_gang, "gangs_are_bound_together", "Draft.bound_count", lambda *_: 99),
+    (one_of_a_gang, "gangs_are_bound_together", "DraftReplicas.bound_count", lambda *_: 99),
     (before_the_victims_went, "reservations_are_committed_once", "placing.still_holds", lambda *_: False),
     (on_an_expired_grant, "draws_are_on_living_grants", "placing.check_alive", lambda *_: None),
     (the_same_id_again, "one_outcome_per_operation", "Outcomes.check_id", lambda *_: None),
@@ -223,7 +223,7 @@ BUGS: list[tuple[Tale, str, str, Any]] = [
 ]
 PLACES: dict[str, Any] = {
     "granting": grants, "placing": placement, "moving": transitions, "decide": decide,
-    "Draft": draft.Draft, "GrantLedger": ledgers.GrantLedger,
+    "DraftReplicas": draft_replicas.DraftReplicas, "GrantLedger": ledgers.GrantLedger,
     "Outcomes": outcomes.Outcomes,
 }  # fmt: skip
 

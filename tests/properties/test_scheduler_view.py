@@ -228,17 +228,17 @@ class ViewMachine(AuthorityMachine):
         draft = Draft(books, DecisionTime(0, "", {}, 0, 0, ""))
         for slot in view.replicas.pending():
             generation = view.shapes.info(view.replicas.at.generation[slot])
-            ask = books.requirements_of((generation.tenant, generation.workload, generation.number))
+            ask = books.requirements.of((generation.tenant, generation.workload, generation.number))
             assert ask is not None
             assert (ask.placeable, ask.gang) == (generation.open, generation.gang)
             for index in (
                 *(term.peers for term in (*ask.spread, *ask.affinity, *ask.anti_affinity)),
                 *owned_anti_affinity(ask),
             ):
-                assert view.peers.total(index) == draft.total(index)
+                assert view.peers.total(index) == draft.peers.total(index)
             fits = mask(translate_requirements(view.requirements_of(slot), view.columns), view.columns, view.peers, RULES)
             for name, row in view.columns.rows.items():
-                whose = misfits(ask, books.nodes[name], draft)
+                whose = misfits(ask, books.nodes[name], draft.peers)
                 assert bool(fits[row]) == (not whose), f"{view.replicas.keys[slot]} on {name}: {whose}"
 
 

@@ -124,7 +124,7 @@ async def _absorb_kind(store: Store, books: Books, kind: str, revision_now: Revi
     async for row in read_rows(store, f"{kind.lower()}/", revision_now):
         draft = Draft(books, time, takeover=True)
         draft.put(_decode_row(row))
-        books.absorb(draft, row.revision, {row.key: row.value})
+        books.absorb(draft.changes, time, row.revision, {row.key: row.value})
 
 
 async def _absorb_grants(store: Store, books: Books, revision_now: RevisionSource, time: DecisionTime) -> None:
@@ -138,7 +138,7 @@ async def _absorb_grants(store: Store, books: Books, revision_now: RevisionSourc
             row, grant = grants.pop(name)
             draft = Draft(books, time, takeover=True)
             draft.put(grant)
-            books.absorb(draft, row.revision, {row.key: row.value})
+            books.absorb(draft.changes, time, row.revision, {row.key: row.value})
 
 
 async def _absorb_replicas(store: Store, books: Books, revision_now: RevisionSource, time: DecisionTime) -> None:
@@ -151,7 +151,7 @@ async def _absorb_replicas(store: Store, books: Books, revision_now: RevisionSou
         if replica.status.phase is Phase.RESERVED:
             reserved.append((row, replica))
             continue
-        draft.put_replica(row.key, None, replica)
+        draft.replicas.put(row.key, None, replica)
         encoded[row.key], revisions[row.key] = row.value, row.revision
         if len(encoded) >= PAGE_ROWS_MAX:
             _absorb_page(books, draft, encoded, revisions)
@@ -159,12 +159,12 @@ async def _absorb_replicas(store: Store, books: Books, revision_now: RevisionSou
     _absorb_page(books, draft, encoded, revisions)
     for row, replica in reserved:
         draft = Draft(books, time, takeover=True)
-        draft.put_replica(row.key, None, replica)
+        draft.replicas.put(row.key, None, replica)
         _absorb_page(books, draft, {row.key: row.value}, {row.key: row.revision})
 
 
 def _absorb_page(books: Books, draft: Draft, encoded: dict[str, bytes], revisions: dict[str, int]) -> None:
-    books.absorb(draft, 0, encoded)
+    books.absorb(draft.changes, draft.time, 0, encoded)
     for name, revision in revisions.items():
         books.replicas[name] = (revision, encoded[name])
 
@@ -214,11 +214,11 @@ async def needs_distrust(store: Store, incarnation: str) -> bool:
 def mark_replicas_unknown(draft: Draft, names: Iterable[str]) -> None:
     """Mark these replicas unknown, where a node may be running them."""
     for name in names:
-        entry = draft.replica(name)
+        entry = draft.replicas.get(name)
         if entry is None or find_transition("distrust", entry[0].status.phase) is None:
             continue
         status = replace(entry[0].status, phase=Phase.UNKNOWN, before=entry[0].status.phase.value, reason="restored")
-        draft.put_replica(name, entry[0], replace(entry[0], status=status))
+        draft.replicas.put(name, entry[0], replace(entry[0], status=status))
 
 
 def is_new_store(position: ChainPosition, has_batches: bool) -> bool:

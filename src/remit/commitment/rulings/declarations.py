@@ -297,7 +297,7 @@ def _store_generation(draft: Draft, workload: Workload, effective_spec: Workload
         return generation  # at most GENERATIONS_KEPT generations can exist
     for old_key in draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))[:-GENERATIONS_KEPT]:
         entry = draft.lookup(old_key)
-        if entry is not None and not draft.replica_count((meta.tenant, meta.name, entry[0].spec.generation)):
+        if entry is not None and not draft.replicas.count((meta.tenant, meta.name, entry[0].spec.generation)):
             draft.delete(old_key)
     return generation
 
@@ -335,7 +335,7 @@ def _finish_delete(draft: Draft, obj: AnyObject) -> int:
     if isinstance(obj, Workload):
         generations = draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))
         is_held = is_held or any(
-            draft.replica_count((meta.tenant, meta.name, int(old_key.rsplit("/", 1)[1]))) for old_key in generations
+            draft.replicas.count((meta.tenant, meta.name, int(old_key.rsplit("/", 1)[1]))) for old_key in generations
         )
     if is_held and isinstance(meta, Metadata):
         if not meta.deleting:
@@ -434,14 +434,14 @@ def _check_unused(draft: Draft, kind: str, name: str, tenant: str) -> Refused | 
         case "Policy":
             return _check_policy_home(draft)
         case "Node":
-            ledger = draft.node(name)
+            ledger = draft.ledgers.node(name)
             if ledger is not None and ledger.holders:
                 return refuse(Code.IN_USE, f"node {name} holds {ledger.holders} replicas; drain it first")
             if draft.lookup(key_of("Summary", AWAITED_NODE + name)) is not None:
                 awaited = "has not reported since the restore and may be running replicas unknown here"
                 return refuse(Code.AWAITING_REPORTS, f"node {name} {awaited}; wait until it is ready or lost")
         case "Tenant":
-            ledgers = [draft.grant(f"tenant/{name}"), draft.grant(f"tenant/{name}/emergency")]
+            ledgers = [draft.ledgers.grant(f"tenant/{name}"), draft.ledgers.grant(f"tenant/{name}/emergency")]
             owned = [k for kind in sorted(TENANTED) for k in draft.keys(f"{kind.lower()}/{name}/")]
             if owned or any(ledger is not None and ledger.committed() for ledger in ledgers):
                 return refuse(Code.IN_USE, f"tenant {name} still has objects, running work or grants; delete these first")
@@ -480,7 +480,7 @@ def _mounting_workload(draft: Draft, mounts: str, name: str, tenant: str) -> str
         specs = [workload.spec.template]
         for old_key in draft.keys(key_of("Generation", f"{workload.metadata.name}/", tenant)):
             generation_row = draft.lookup(old_key)
-            if generation_row is not None and draft.replica_count(
+            if generation_row is not None and draft.replicas.count(
                 (tenant, workload.metadata.name, generation_row[0].spec.generation)
             ):
                 specs.append(generation_row[0].spec.spec.template)
