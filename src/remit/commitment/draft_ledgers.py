@@ -53,14 +53,14 @@ class DraftLedgers:
 
     def node_of(self, holder: str, node: str) -> NodeLedger:
         """Return the writable ledger of the node on which a replica holds capacity."""
-        ledger = self.writable_node(node)
+        ledger = self._changes.nodes[node] if node in self._copied_nodes else self.writable_node(node)
         if ledger is None:
             raise LookupError(f"{holder}: node {node}, on which it holds capacity, is not in the books")
         return ledger
 
     def grant_of(self, holder: str, grant: str) -> GrantLedger:
         """Return the writable ledger of a grant that a replica is charged to."""
-        ledger = self.writable_grant(grant)
+        ledger = self._changes.grants[grant] if grant in self._copied_grants else self.writable_grant(grant)
         if ledger is None:
             raise LookupError(f"{holder}: grant {grant}, to which it is charged, is not in the books")
         return ledger

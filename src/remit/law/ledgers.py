@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from remit.law.fit import ANY_MODEL, DeviceModel
+from remit.law.fit import ANY_MODEL, DeviceModel, is_open, is_ready
 from remit.law.selectors import domain_of, match_labels
-from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint, Tenant
+from remit.model.kinds import Node, NodeExpression, Taint, Tenant
 from remit.model.objects import encode
 from remit.model.records import Grant, GrantPhase
 from remit.model.resources import WHOLE_DEVICE, Amount
@@ -45,8 +45,8 @@ class NodeFacts:
         self.node = node
         self.region, self.zone, self.pool = spec.region, spec.zone, spec.pool
         self.taints: tuple[Taint, ...] = spec.taints
-        self.ready = node.status.health is NodeHealth.READY
-        self.open = not (spec.unschedulable or spec.draining or node.metadata.deleting)
+        self.ready = is_ready(node)
+        self.open = is_open(node)
         # Bytes, because they cache their hash. Nodes with equal attributes share the results of the static rules.
         self.node_attributes = encode([self.region, self.zone, self.pool, self.taints, sorted(node.metadata.labels.items())])
         self.capacity = {**dict(spec.capacity.pairs), **{DEVICE_PREFIX + d.name: WHOLE_DEVICE for d in spec.devices}}

@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from remit.law.fit import takes_new_work
 from remit.law.ledgers import ledgers_of
-from remit.model.kinds import Node, NodeHealth, Override, PriorityClass, Tenant
+from remit.model.kinds import Node, Override, PriorityClass, Tenant
 from remit.model.objects import dec_hook
 from remit.model.records import Grant, PolicyRevision, Summary
 from remit.observation.hints import PREFIX, Hints
@@ -238,12 +239,8 @@ class ClusterObjects:
 
 def _may_fit_more(old: Node, new: Node) -> bool:
     """Whether something may fit the new node that did not fit the old one."""
-
-    def is_open(node: Node) -> bool:
-        closed = node.spec.unschedulable or node.spec.draining or node.metadata.deleting
-        return node.status.health is NodeHealth.READY and not closed
-
-    return is_open(new) and (not is_open(old) or old.spec != new.spec or old.metadata.labels != new.metadata.labels)
+    changed = not takes_new_work(old) or old.spec != new.spec or old.metadata.labels != new.metadata.labels
+    return changed and takes_new_work(new)
 
 
 def _node_attributes(node: Node) -> tuple[object, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from remit.law.admission import Admission, apply_policy_defaults
+from remit.law.fit import is_ready, takes_new_work
 from remit.law.refusals import REFUSALS
 from remit.law.requirements import compile_requirements
 from remit.model.claims import Code
@@ -288,11 +289,10 @@ def _soft(request: _CapacityRequest, hard: HardFit, pools: Sequence[NodePool]) -
 
 
 def _soft_cause(node: Node) -> str:
-    health = node.status.health
-    if health is NodeHealth.LOST:
+    if node.status.health is NodeHealth.LOST or takes_new_work(node):
         return ""
-    if health is not NodeHealth.READY:
-        return health.value
+    if not is_ready(node):
+        return node.status.health.value
     return "draining" if node.spec.draining else "cordoned" if node.spec.unschedulable else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -31,6 +32,14 @@ def test_room_and_quota_are_both_told() -> None:
     assert found.stop is not None and found.stop.reason == "over_quota"
     change = found.stop.unblocks[0].changes[0]
     assert (change.kind, change.amount) == ("quota", amounts(cpu="1"))
+
+
+def test_hard_reclaimable_and_soft_capacity_are_never_added() -> None:
+    found = asked(three(), workload("w", "1"))
+    kinds: list[Any] = [found.hard, found.reclaimable, found.soft]
+    for one, other in product(kinds, kinds):
+        with pytest.raises(TypeError):
+            one + other
 
 
 def test_what_stops_the_next_one_is_told_with_what_would_let_it_in() -> None:
