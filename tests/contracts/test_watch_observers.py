@@ -147,7 +147,7 @@ def test_a_view_that_fell_behind_and_was_compacted_lists_anew(make: Make) -> Non
             async with followed(store) as view:
                 await reaches(view, writer)
                 before = view.replicas.slots["replica/t1/a-1"]
-                view.assume(before, view.columns.rows["n2"], {}, ("tenant/t1",))
+                view.holds.assume(before, view.columns.rows["n2"], {}, ("tenant/t1",))
                 for round_ in range(30):
                     await wrote(writer, replica("a", phase="pending", attempt=round_ + 2))
                 await store.compact(await store.revision())

@@ -28,8 +28,9 @@ from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Apply, Code, Delete, Move, Operation, Refused, Reserve
 from remit.model.kinds import Workload
 from remit.model.records import Phase, Replica, ReplicaStatus
+from remit.observation.holds import Holds, Reservations
 from remit.observation.node_columns import NodeColumns
-from remit.observation.scheduler_view import SchedulerView
+from remit.observation.replica_table import RESERVED
 from remit.observation.watch_cache import CachedRow
 from remit.proposal import attempts
 from tests.planted.planted_bug import bug, overrule
@@ -71,14 +72,15 @@ def room_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
 def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
     """A reservation is bound as soon as its victims are told to go."""
     patch.setattr(placement, "_check_reservation", lambda draft, claim, replica: None)
-    later = SchedulerView._defer_reservation
+    later = Holds.post
 
-    def ready(self: SchedulerView, slot: int) -> None:
-        later(self, slot)
-        self._changes.ready[slot] = None
+    def ready(self: Holds, slot: int, row: int, grants: tuple[str, ...]) -> None:
+        later(self, slot, row, grants)
+        if self._replicas.at.phase[slot] == RESERVED:
+            self._changes.ready[slot] = None
 
-    patch.setattr(SchedulerView, "_defer_reservation", ready)
-    patch.setattr(SchedulerView, "victims_gone", lambda self, slot: True)
+    patch.setattr(Holds, "post", ready)
+    patch.setattr(Reservations, "victims_gone", lambda self, slot: True)
 
 
 @bug(25, scenario="contest", expects=("gangs_are_bound_together",))
@@ -114,7 +116,7 @@ def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
 def quota_is_not_checked_in_the_transaction(patch: pytest.MonkeyPatch) -> None:
     """A draw is posted, whatever is left of the quota."""
     patch.setattr(GrantLedger, "shortage_for", lambda self, pairs: None)
-    patch.setattr(placement, "_bind_plain", lambda *args: False)
+    patch.setattr(placement, "fits_plainly", lambda *args: False)
 
 
 def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
@@ -122,7 +124,7 @@ def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
         return next((code for code in misfits(*args) if code not in codes), None)
 
     patch.setattr(placement, "misfit", blind)
-    patch.setattr(placement, "_bind_plain", lambda *args: False)
+    patch.setattr(placement, "fits_plainly", lambda *args: False)
 
 
 @bug(26, scenario="six-nodes", expects=PLACED)
@@ -255,7 +257,7 @@ def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(placement, "find_replica", any_revision)
     patch.setattr(placement, "place", over)
-    patch.setattr(placement, "_bind_plain", lambda *args: False)
+    patch.setattr(placement, "fits_plainly", lambda *args: False)
 
 
 @bug(30, scenario="crowd", expects=("nothing_goes_while_something_depends_on_it",))

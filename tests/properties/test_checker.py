@@ -180,8 +180,8 @@ def _written_then_refused(drawn: Any, operation: Operation, claim: Bind) -> Refu
 
 def _moved_and_carried_off(drawn: Any, operation: Operation, claim: Move) -> Any:
     answer = transitions.move(drawn, operation, claim)
-    replica = drawn.replicas[claim.replica]
-    drawn.replicas[claim.replica] = replace(replica, status=replace(replica.status, node="n2"))
+    replica = drawn.changes.replicas[claim.replica]
+    drawn.changes.replicas[claim.replica] = replace(replica, status=replace(replica.status, node="n2"))
     return answer
 
 

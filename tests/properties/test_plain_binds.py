@@ -24,7 +24,7 @@ from tests.properties.test_pipelined_batches import SORTS, Twins, one_by_one, pl
 from tests.unit.commitment.authority_fixture import T1, bind, spawned
 from tests.unit.commitment.test_recovery import led_again, marked, restored
 
-PLAINLY = placement._bind_plain
+PLAINLY = placement.fits_plainly
 
 
 @settings(max_examples=settings().max_examples // 2 or 1)
@@ -36,7 +36,7 @@ def test_a_plain_bind_is_the_same_bind(sorts: set[int], rounds: list[list[tuple[
         for deeds in rounds:
             asks = twins.collected(deeds)
             found = twins.do(one_by_one(twins.r, asks))
-            with mock.patch.object(placement, "_bind_plain", lambda *_: False):
+            with mock.patch.object(placement, "fits_plainly", lambda *_: False):
                 expected = twins.do(one_by_one(twins.other, asks))
             assert plain(found) == plain(expected)
             assert twins.r.row("head") == twins.other.row("head")
@@ -53,7 +53,7 @@ def watched() -> tuple[list[bool], Any]:
         taken.append(PLAINLY(*arguments))
         return taken[-1]
 
-    return taken, mock.patch.object(placement, "_bind_plain", plainly)
+    return taken, mock.patch.object(placement, "fits_plainly", plainly)
 
 
 @story

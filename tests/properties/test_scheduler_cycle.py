@@ -325,7 +325,7 @@ class MindMachine(RuleBasedStateMachine):
             assert self.mind.view.revision >= seen, f"{claim} was refused at {seen}; the view is at {self.mind.view.revision}"
 
     def _overdrawn(self) -> set[str]:
-        ledgers = self.mind.view.ledgers
+        ledgers = self.mind.view.quota_ledgers.ledgers
         return {name for name, ledger in ledgers.items() if any(left < 0 for left in ledger.free.values())}
 
     # -- what always holds -------------------------------------------------------------------------------------------------

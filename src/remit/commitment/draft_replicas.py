@@ -83,7 +83,7 @@ class DraftReplicas:
         """Write or delete a replica."""
         before = old if old is not None and old.status.phase in HOLDING_PHASES else None
         after = new if new is not None and new.status.phase in HOLDING_PHASES else None
-        unchanged = before is not None and after is not None and same_charge(before, after)
+        unchanged = before is not None and after is not None and self._is_same_charge(before, after)
         preemptor = self._preemptor_of(name) if before is not None and after is None else None
         freed = self._freed_for_preemptor(preemptor, name) if preemptor is not None else None
         if before is not None and not unchanged:
@@ -105,10 +105,17 @@ class DraftReplicas:
             self._ledgers.grant_of(name, grant).draw(requirements.charge.pairs, 1)
         self._peers.add(requirements, status.node, 1)
 
-    def retract(self, name: str, now: Replica, before: Replica) -> None:
-        """Undo the writes to a replica that this draft had not changed before."""
-        self.put(name, now, before)
-        del self._changes.replicas[name]
+    def withdraw(self, name: str, replica: Replica) -> None:
+        """Take back the postings of a replica, to decide as if it were gone. `restore` must follow; the row stays."""
+        self._post(name, replica, -1)
+
+    def restore(self, name: str, replica: Replica) -> None:
+        self._post(name, replica, 1)
+
+    def _is_same_charge(self, before: Replica, after: Replica) -> bool:
+        if after.status.phase is Phase.RESERVED or self._holding_victims(before.status):
+            return False  # a reservation posts less than its need while victims hold capacity
+        return same_charge(before, after)
 
     def _preemptor_of(self, victim: str) -> str | None:
         preemptors = self._changes.preemptors

@@ -85,28 +85,21 @@ class NodeLedger:
     capacity. Implements `fit.NodeView`.
     """
 
-    __slots__ = ("facts", "free", "holders")
+    __slots__ = ("facts", "free", "holders", "node_attributes", "open", "ready")
 
     def __init__(self, node: Node) -> None:
-        self.facts = NodeFacts(node)
+        self._set_facts(NodeFacts(node))
         self.holders = 0
         self.free: dict[str, int] = self.facts.capacity.copy()
+
+    def _set_facts(self, facts: NodeFacts) -> None:
+        """Set the attributes. Those that every fit check reads are kept in the ledger itself."""
+        self.facts = facts
+        self.ready, self.open, self.node_attributes = facts.ready, facts.open, facts.node_attributes
 
     @property
     def node(self) -> Node:
         return self.facts.node
-
-    @property
-    def ready(self) -> bool:
-        return self.facts.ready
-
-    @property
-    def open(self) -> bool:
-        return self.facts.open
-
-    @property
-    def node_attributes(self) -> bytes:
-        return self.facts.node_attributes
 
     @property
     def region(self) -> str:
@@ -146,7 +139,8 @@ class NodeLedger:
 
     def copy(self) -> NodeLedger:
         ledger = NodeLedger.__new__(NodeLedger)
-        ledger.facts, ledger.free, ledger.holders = self.facts, self.free.copy(), self.holders
+        ledger._set_facts(self.facts)
+        ledger.free, ledger.holders = self.free.copy(), self.holders
         return ledger
 
     def post(self, pairs: Pairs, sign: int) -> None:

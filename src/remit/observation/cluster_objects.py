@@ -31,14 +31,15 @@ removed or changed its attributes, so that there may be fewer domains to spread 
 
 
 class ViewChanges:
-    """Changes since they were last taken, each once, in order of first occurrence.
+    """Changes since they were last taken, each once, in order of first occurrence. `version` counts the applied and
+    assumed changes of the view's whole life.
 
     `reset`: the view was listed from nothing, and earlier slots are invalid. `no_longer_pending` are slots that stopped
     being pending or now belong to another replica; process them before `pending`, since a slot may be in both. `ready` are
     reservations whose victims have gone.
     """
 
-    __slots__ = ("no_longer_pending", "pending", "ready", "reset", "unblock_events")
+    __slots__ = ("no_longer_pending", "pending", "ready", "reset", "unblock_events", "version")
 
     def __init__(self, *, reset: bool = False) -> None:
         self.reset = reset
@@ -46,6 +47,24 @@ class ViewChanges:
         self.no_longer_pending: dict[int, None] = {}
         self.ready: dict[int, None] = {}
         self.unblock_events: dict[UnblockKey, None] = {}
+        self.version = 0
+
+    def take(self) -> ViewChanges:
+        """Return the collected changes and start collecting anew."""
+        taken = ViewChanges(reset=self.reset)
+        taken.pending, taken.no_longer_pending = self.pending, self.no_longer_pending
+        taken.ready, taken.unblock_events = self.ready, self.unblock_events
+        self._clear()
+        return taken
+
+    def restart(self) -> None:
+        """Discard changes of earlier slots, which are invalid after a list from nothing."""
+        self._clear()
+        self.reset = True
+
+    def _clear(self) -> None:
+        self.reset = False
+        self.pending, self.no_longer_pending, self.ready, self.unblock_events = {}, {}, {}, {}
 
     def __bool__(self) -> bool:
         return bool(self.reset or self.pending or self.no_longer_pending or self.ready or self.unblock_events)

@@ -11,7 +11,8 @@ from remit.model.metadata import RecordMetadata
 from remit.model.objects import key
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus
 from remit.observation.frozen_view import compare
-from remit.observation.scheduler_view import ASSUMED_MS_MAX, SchedulerView
+from remit.observation.holds import ASSUMED_MS_MAX
+from remit.observation.scheduler_view import SchedulerView
 from remit.store.protocol import Corrupt, Head, RowChange
 from tests.properties.authority_world import amounts
 from tests.unit.observation.row_fixtures import HEAD_1, Told, ready, replica, tenant, work
@@ -45,20 +46,20 @@ def test_a_thousand_binds_in_one_batch_are_posted_as_one_by_one() -> None:
 def test_what_waits_and_what_no_longer_does_is_told_once() -> None:
     t = told("a")
     t.tell(*work("b"), replica("b"))
-    news = t.view.take_changes()
+    news = t.view.changes.take()
     assert list(news.pending) == [t.slot("b-0")]
     t.tell(replica("b", phase="bound", on="n1"))
-    news = t.view.take_changes()
+    news = t.view.changes.take()
     assert (list(news.pending), list(news.no_longer_pending)) == ([], [t.slot("b-0")])
     t.tell(replica("b", attempt=2))
-    assert list(t.view.take_changes().pending) == [t.slot("b-0")]
-    assert not t.view.take_changes()
+    assert list(t.view.changes.take().pending) == [t.slot("b-0")]
+    assert not t.view.changes.take()
 
 
 def test_a_replica_that_waits_in_another_attempt_is_queued_anew() -> None:
     t = told("a")
     t.tell(replica("a", attempt=2))
-    news = t.view.take_changes()
+    news = t.view.changes.take()
     assert list(news.no_longer_pending) == list(news.pending) == [t.slot("a-0")]
 
 
@@ -66,9 +67,9 @@ def test_freed_room_and_quota_are_cures() -> None:
     """L1: whoever waits for room or quota hears of it."""
     t = told("a")
     t.tell(replica("a", phase="bound", on="n2"))
-    t.view.take_changes()
+    t.view.changes.take()
     t.tell(replica("a", phase="released", on="n2", grants=()))
-    cures = t.view.take_changes().unblock_events
+    cures = t.view.changes.take().unblock_events
     assert ("room", t.view.columns.rows["n2"]) in cures
     assert ("quota", "tenant/t1") in cures
 
@@ -76,20 +77,20 @@ def test_freed_room_and_quota_are_cures() -> None:
 def test_a_raised_quota_is_a_cure_and_a_lowered_one_is_not() -> None:
     t = told("a")
     t.tell(tenant("t1", "20"))
-    assert ("quota", "tenant/t1") in t.view.take_changes().unblock_events
+    assert ("quota", "tenant/t1") in t.view.changes.take().unblock_events
     t.tell(tenant("t1", "2"))
-    assert ("quota", "tenant/t1") not in t.view.take_changes().unblock_events
+    assert ("quota", "tenant/t1") not in t.view.changes.take().unblock_events
 
 
 def test_a_node_that_becomes_better_is_a_cure_and_one_that_becomes_worse_is_not() -> None:
     t = told("a")
     row = t.view.columns.rows["n1"]
     t.tell(replace(ready("n1", gpus=1), status=NodeStatus(health=NodeHealth.SUSPECT)))
-    assert ("node", row) not in t.view.take_changes().unblock_events
+    assert ("node", row) not in t.view.changes.take().unblock_events
     t.tell(ready("n1", gpus=1))
-    assert ("node", row) in t.view.take_changes().unblock_events
+    assert ("node", row) in t.view.changes.take().unblock_events
     t.tell(ready("n1", "8", gpus=1))
-    assert ("node", row) in t.view.take_changes().unblock_events
+    assert ("node", row) in t.view.changes.take().unblock_events
 
 
 def test_a_workload_that_is_being_deleted_is_closed() -> None:
@@ -100,7 +101,7 @@ def test_a_workload_that_is_being_deleted_is_closed() -> None:
     assert t.view.shapes.info(found).open
     t.tell(replace(made, metadata=replace(made.metadata, deleting=True)))
     assert not t.view.shapes.info(found).open
-    assert ("workload", "t1", "a") in t.view.take_changes().unblock_events
+    assert ("workload", "t1", "a") in t.view.changes.take().unblock_events
     assert not t.view.shapes.open_mask()[found]
 
 
@@ -110,19 +111,19 @@ def test_a_workload_that_is_being_deleted_is_closed() -> None:
 def test_an_assumption_is_posted_as_if_it_were_bound_and_taken_back() -> None:
     """F03."""
     t = told("a")
-    version = t.view.version
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    version = t.view.changes.version
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     assert (t.free("n2"), t.left()) == (3000, 15_000)
-    assert t.view.version > version
+    assert t.view.changes.version > version
     t.checked()
-    assert t.view.forget(t.slot("a-0"))
+    assert t.view.holds.forget(t.slot("a-0"))
     assert (t.free("n2"), t.left()) == (4000, 16_000)
-    assert not t.view.forget(t.slot("a-0"))
+    assert not t.view.holds.forget(t.slot("a-0"))
 
 
 def test_an_assumption_that_comes_true_is_posted_once() -> None:
     t = told("a")
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.tell(replica("a", phase="bound", on="n2"))
     assert (t.free("n2"), t.left()) == (3000, 15_000)
     assert not t.view.assumed
@@ -132,7 +133,7 @@ def test_an_assumption_that_comes_true_is_posted_once() -> None:
 def test_an_assumption_gives_way_to_whatever_is_true(truth: tuple[str, str]) -> None:
     """F03: another scheduler was quicker, or nothing came of it."""
     t = told("a")
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.tell(replica("a", phase=truth[0], on=truth[1], attempt=1))
     assert not t.view.assumed
     assert t.free("n2") == (3000 if truth[1] == "n2" else 4000)
@@ -140,7 +141,7 @@ def test_an_assumption_gives_way_to_whatever_is_true(truth: tuple[str, str]) -> 
 
 def test_an_assumption_of_one_who_goes_is_taken_back() -> None:
     t = told("a", "b")
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.tell(drop=["replica/t1/a-0"])
     assert t.free("n2") == 4000
 
@@ -148,36 +149,36 @@ def test_an_assumption_of_one_who_goes_is_taken_back() -> None:
 def test_an_assumption_on_a_node_that_goes_is_taken_back_and_told() -> None:
     t = told("a")
     slot = t.slot("a-0")
-    t.view.assume(slot, t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(slot, t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.tell(drop=["node/n2"])
     assert not t.view.assumed
-    assert slot in t.view.take_changes().pending
+    assert slot in t.view.changes.take().pending
     assert t.left() == 16_000
 
 
 def test_an_assumption_without_a_word_is_dropped_in_time_and_the_replica_waits_again() -> None:
     t = told("a")
     slot = t.slot("a-0")
-    t.view.assume(slot, t.view.columns.rows["n2"], {}, ("tenant/t1",))
-    assert t.view.expire_assumed(t.clock.now_ms() + ASSUMED_MS_MAX - 1) == []
-    assert t.view.expire_assumed(t.clock.now_ms() + ASSUMED_MS_MAX) == [slot]
+    t.view.holds.assume(slot, t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    assert t.view.holds.expire_assumed(t.clock.now_ms() + ASSUMED_MS_MAX - 1) == []
+    assert t.view.holds.expire_assumed(t.clock.now_ms() + ASSUMED_MS_MAX) == [slot]
     assert t.free("n2") == 4000
-    assert slot in t.view.take_changes().pending
+    assert slot in t.view.changes.take().pending
 
 
 def test_only_what_waits_may_be_assumed_and_only_once() -> None:
     t = told("a", "b")
-    t.view.assume(t.slot("a-0"), 0, {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), 0, {}, ("tenant/t1",))
     t.tell(replica("b", phase="bound", on="n1"))
     for name in ("a-0", "b-0"):
         with pytest.raises(ValueError, match="is not pending"):
-            t.view.assume(t.slot(name), 0, {}, ("tenant/t1",))
+            t.view.holds.assume(t.slot(name), 0, {}, ("tenant/t1",))
 
 
 def test_assumed_devices_are_taken_and_given_back() -> None:
     t = Told(*FURNITURE, *work("g", devices=(DeviceRequest(kind="gpu", count=1),)), replica("g"))
     row = t.view.columns.rows["n1"]
-    t.view.assume(t.slot("g-0"), row, {"gpu-0": 1000}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("g-0"), row, {"gpu-0": 1000}, ("tenant/t1",))
     assert t.view.columns.used[row] == {"gpu-0": 1000}
     t.tell(replica("g", phase="bound", on="n1", devices={"gpu-0": 1000}))
     assert t.view.columns.used[row] == {"gpu-0": 1000}
@@ -194,10 +195,10 @@ def test_a_reservation_holds_what_its_victims_do_not_free_and_is_ready_when_they
     victims = {"replica/t1/v-0": "uv0/1"}
     t.tell(replica("v", phase="draining", on="n1"), replica("p", phase="reserved", on="n1", victims=victims))
     assert (t.free("n1"), t.left()) == (1000, 13_000)
-    assert not t.view.take_changes().ready
+    assert not t.view.changes.take().ready
     t.tell(replica("v", phase="released", on="n1", grants=()))
     assert (t.free("n1"), t.left()) == (1000, 13_000)
-    assert list(t.view.take_changes().ready) == [t.slot("p-0")]
+    assert list(t.view.changes.take().ready) == [t.slot("p-0")]
     t.tell(replica("p", phase="bound", on="n1"))
     assert (t.free("n1"), t.left()) == (1000, 13_000)
 
@@ -227,7 +228,7 @@ def test_a_reserved_replica_counts_among_its_kind() -> None:
 def test_a_list_over_what_is_known_applies_what_differs() -> None:
     """F05 F07 F21: what came, changed and went while nobody looked."""
     t = told("a", "b")
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.write(replica("a", phase="bound", on="n1"), *work("c"), replica("c"), ready("n3"))
     gone = ["replica/t1/b-0", "generation/t1/b/00000001", "workload/t1/b"]
     t.write(tenant("t1", "8"), drop=gone)
@@ -239,7 +240,7 @@ def test_a_list_over_what_is_known_applies_what_differs() -> None:
     other.list()
     assert not list(compare(t.view, fresh))
     assert (t.free("n1"), t.free("n2"), t.left()) == (3000, 4000, 7000)
-    news = t.view.take_changes()
+    news = t.view.changes.take()
     assert not news.reset
     assert list(news.pending) == [t.slot("c-0")]
 
@@ -251,7 +252,7 @@ def test_another_incarnation_replaces_everything() -> None:
     t.rows = {name: row for name, row in t.rows.items() if not name.startswith("replica/")}
     t.list(Head("two", 1, 1, "a", 0, ""))
     assert (t.free("n1"), t.left(), len(t.view.replicas)) == (4000, 16_000, 0)
-    assert t.view.take_changes().reset
+    assert t.view.changes.take().reset
     assert not t.view.is_current
 
 
@@ -317,9 +318,9 @@ def test_grants_burden_what_they_were_carved_out_of_in_whatever_order_they_are_t
     closed = GrantStatus(phase=GrantPhase.CLOSED, returned=amounts(cpu="1"))
     t.tell(replace(child, status=closed))
     assert t.left("parent") == 4000
-    assert ("quota", "parent") in t.view.take_changes().unblock_events
+    assert ("quota", "parent") in t.view.changes.take().unblock_events
     t.tell(drop=[key(child), key(parent)])
-    assert (t.left(), "parent" in t.view.ledgers) == (16_000, False)
+    assert (t.left(), "parent" in t.view.quota_ledgers.ledgers) == (16_000, False)
 
 
 # -- what must not be ----------------------------------------------------------------------------------------------------------
@@ -357,7 +358,7 @@ def test_counts_follow_their_replicas_and_nodes() -> None:
     by_zone = PeerIndex("t1", (), "zone")
     assert t.view.peers.total(by_zone) == 0
     t.tell(replica("a", phase="bound", on="n1"))
-    t.view.assume(t.slot("b-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("b-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     assert int(t.view.peers.counts(by_zone)[t.view.columns.slots("zone")["a"]]) == 2
     t.tell(ready("n2", zone="b"))
     counts, slots = t.view.peers.counts(by_zone), t.view.columns.slots("zone")
@@ -368,5 +369,5 @@ def test_an_apart_generation_and_its_like_are_told_apart_in_the_news() -> None:
     t = told("a")
     apart = Placement(anti_affinity=(Affinity(label_selector={"remit/workload": "a"}, topology_key="node"),))
     t.tell(*work("x", placement=apart))
-    news = t.view.take_changes()
+    news = t.view.changes.take()
     assert list(news.no_longer_pending) == list(news.pending) == [t.slot("a-0")]

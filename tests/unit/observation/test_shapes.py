@@ -72,7 +72,7 @@ def test_a_rule_that_looks_at_labels_parts_those_it_speaks_of() -> None:
     assert t.shape("a") != t.shape("b")
     ask = t.view.shapes.requirements_of
     assert (ask(t.shape("a")).allowed_zones["a"], ask(t.shape("b")).allowed_zones["a"]) == (True, False)
-    assert ("policy",) in t.view.take_changes().unblock_events
+    assert ("policy",) in t.view.changes.take().unblock_events
     t.tell(policy(2))
     assert t.shape("a") == t.shape("b")
 
@@ -93,8 +93,8 @@ def test_asks_follow_the_policy_in_force() -> None:
     assert (ask.policy, ask.policy_deadline) == (3, Deadline(boot="b", at_ms=9))
     t.tell(policy(2))
     assert t.view.shapes.requirements_of(t.shape("a")).policy == 3
-    assert t.view.policy is not None
-    assert t.view.policy.spec.number == 3
+    assert t.view.shapes.policy is not None
+    assert t.view.shapes.policy.spec.number == 3
 
 
 def test_many_equal_jobs_are_one_shape() -> None:

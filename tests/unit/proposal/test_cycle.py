@@ -404,7 +404,7 @@ async def test_whoever_joins_a_line_that_is_being_tried_is_told_when_it_waits_ag
     for index in (6, 7, 8):
         await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "w", 1, index, 1))
         await m.see()
-        m.cycle.backlog.on_event(("room",), m.view.version + 1)  # it is to be tried, and has not been yet
+        m.cycle.backlog.on_event(("room",), m.view.changes.version + 1)  # it is to be tried, and has not been yet
         await m.settle()
         assert f"t1/w-{index}" in {name for one in m.decisions("waiting") for name in one.replicas}
 
@@ -569,7 +569,7 @@ async def test_what_is_assumed_never_overdraws_a_quota(m: Mind) -> None:
     await m.see()
     for _ in range(4):
         m.propose()
-        assert all(left >= 0 for ledger in m.view.ledgers.values() for left in ledger.free.values())
+        assert all(left >= 0 for ledger in m.view.quota_ledgers.ledgers.values() for left in ledger.free.values())
     await m.settle()
     assert not refused(m)
     assert Code.OVER_QUOTA in {m.reason("a-2"), m.reason("b-2")}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from remit.commitment.books import AWAITED_NODE, decode_replica
+from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
 from remit.commitment.generations import generation_key, generation_of
 from remit.commitment.rulings.peer_scopes import may_have_forgotten_grants, peers_to_confirm
 from remit.commitment.rulings.registry import Coordination, refuse, ruling
-from remit.law.charges import attempt_key, still_holds
+from remit.law.charges import attempt_key, node_charge, still_holds
 from remit.law.fit import NO_PEERS, DeviceModel, DeviceRequirement, Requirements, free_devices, misfit
 from remit.law.fit import devices as fit_devices
 from remit.law.ledgers import DEVICE_PREFIX, GrantLedger, NodeLedger
@@ -31,12 +31,22 @@ GRANT_DEPTH_MAX = 64
 
 @ruling(Bind, SCHEDULER_ROLES, Coordination.HARD, "one binding per replica, one owner per device, no ledger above its limit")
 def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
-    if _bind_plain(draft, operation, claim):
-        return 0
     replica = find_replica(draft, claim.replica, claim.at)
     if isinstance(replica, Refused):
         return replica
     requirements = draft.requirements.of(generation_of(replica))
+    if requirements is not None:
+        if replica.status.phase is Phase.PENDING and fits_plainly(draft, operation, claim, requirements, ()):
+            draft.replicas.bind(claim.replica, _bound(replica, claim, requirements, requirements.quota), requirements)
+            return 0
+        if (
+            replica.status.phase is Phase.RESERVED
+            and replica.status.grants == requirements.quota
+            and _check_reservation(draft, claim, replica) is None
+            and fits_plainly(draft, operation, claim, requirements, (replica,))
+        ):
+            draft.replicas.put(claim.replica, replica, _bound(replica, claim, requirements, requirements.quota))
+            return 0
     bound = draft.replicas.bound_count(requirements.generation) if requirements is not None and requirements.gang else 0
     if requirements is not None and bound < requirements.gang:
         return refuse(
@@ -54,41 +64,40 @@ def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
     return 0
 
 
-def _bind_plain(draft: Draft, operation: Operation, claim: Bind) -> bool:
-    """Bind a replica in the common case, by the same predicates as `place` in fewer steps; return whether it was bound.
+def fits_plainly(
+    draft: Draft, operation: Operation, claim: Bind | Reserve, requirements: Requirements, leaving: Collection[Replica]
+) -> bool:
+    """Decide the common case by the same predicates as `place`, in fewer steps: whether the replica may be placed where the
+    claim says if the `leaving` ones on that node hold nothing any more.
 
-    Applies to a pending replica without devices and placement terms that is charged to its tenant's own quota. Every other
-    case, and every refusal, is left to `place`.
+    Covers replicas without devices and placement terms that are charged to their tenant's own quota. False also stands for
+    every other case: `place` decides it.
     """
-    books, changes, name = draft.books, draft.changes, claim.replica
-    row = books.replicas.get(name)
-    if row is None or row[0] != claim.at or name in changes.replicas or claim.devices:
-        return False
-    replica = decode_replica(row[1])
-    generation = generation_of(replica)
-    requirements = books.requirements.of(generation)
+    books, changes = draft.books, draft.changes
     if (
-        requirements is None
-        or replica.status.phase is not Phase.PENDING
-        or not (requirements.resources_only and requirements.placeable)
-        or operation.evidence.age_ms > SNAPSHOT_AGE_MS_MAX
+        not (requirements.resources_only and requirements.placeable)
+        or claim.devices
         or claim.grant != requirements.quota[0]
-        or changes.policy is not None
-        or generation[:2] in changes.changed_workloads
+        or operation.evidence.age_ms > SNAPSHOT_AGE_MS_MAX
         or books.awaited_peers
         or (requirements.fenced and books.awaited_nodes)
     ):
         return False
-    ledger, quota = draft.ledgers.node(claim.node), draft.ledgers.grant(claim.grant)
-    if (
-        ledger is None
-        or quota is None
-        or misfit(requirements, ledger, draft.peers) is not None
-        or quota.shortage_for(requirements.charge.pairs) is not None
-    ):
+    if changes.policy is not None or requirements.generation[:2] in changes.changed_workloads:
         return False
-    draft.replicas.bind(name, _bound(replica, claim, requirements, requirements.quota), requirements)
-    return True
+    ledger, quota = draft.ledgers.node(claim.node), draft.ledgers.grant(claim.grant)
+    if ledger is None or quota is None:
+        return False
+    if leaving:
+        ledger, quota = ledger.copy(), quota.copy()
+        for replica in leaving:
+            held = draft.requirements.of(generation_of(replica))
+            if held is None:
+                return False
+            ledger.post(node_charge(held, replica.status.devices), -1)
+            if claim.grant in replica.status.grants:
+                quota.draw(held.charge.pairs, -1)
+    return misfit(requirements, ledger, draft.peers) is None and quota.shortage_for(requirements.charge.pairs) is None
 
 
 def _bound(replica: Replica, claim: Bind | Reserve, requirements: Requirements, charged: tuple[str, ...]) -> Replica:
@@ -130,19 +139,34 @@ def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused
         if isinstance(checked, Refused):
             return checked
         leaving[victim] = checked
-    attempts = {victim: attempt_key(after) for victim, (_, after) in leaving.items()}
-    gone = {victim: _with_status(after, phase=Phase.RELEASED, devices={}, grants=()) for victim, (_, after) in leaving.items()}
-    for victim, (before, _) in leaving.items():
-        draft.replicas.put(victim, before, gone[victim])
-    placed = place(draft, operation, claim, replica, draft.requirements.of(generation_of(replica)))
+    requirements = draft.requirements.of(generation_of(replica))
+    placed = _place_without(draft, operation, claim, replica, requirements, {name: row[0] for name, row in leaving.items()})
     if isinstance(placed, Refused):
-        for victim, (before, _) in leaving.items():
-            draft.replicas.retract(victim, gone[victim], before)
         return placed
-    for victim, (_, after) in leaving.items():
-        draft.replicas.put(victim, gone[victim], after)
+    for victim, (before, after) in leaving.items():
+        draft.replicas.put(victim, before, after)
+    attempts = {victim: attempt_key(after) for victim, (_, after) in leaving.items()}
     draft.replicas.put(claim.replica, replica, _with_status(placed, phase=Phase.RESERVED, victims=attempts))
     return 0
+
+
+def _place_without(
+    draft: Draft,
+    operation: Operation,
+    claim: Reserve,
+    replica: Replica,
+    requirements: Requirements | None,
+    victims: Mapping[str, Replica],
+) -> Replica | Refused:
+    """Return the replica as it would be bound if the victims held nothing any more."""
+    if requirements is not None and fits_plainly(draft, operation, claim, requirements, victims.values()):
+        return _bound(replica, claim, requirements, requirements.quota)
+    for victim, before in victims.items():
+        draft.replicas.withdraw(victim, before)
+    placed = place(draft, operation, claim, replica, requirements)
+    for victim, before in victims.items():
+        draft.replicas.restore(victim, before)
+    return placed
 
 
 @ruling(BindGang, SCHEDULER_ROLES, Coordination.HARD, "one transaction binds at least the gang's minimum, or nothing")
@@ -208,11 +232,9 @@ def place(
     if refusal is not None:
         return refusal
     # Decide as if the reservation were cancelled: the capacity it holds is available to this binding.
-    pending_status = ReplicaStatus(phase=Phase.PENDING, attempt=status.attempt, failures=status.failures)
-    pending = Replica(metadata=replica.metadata, spec=replica.spec, status=pending_status)
-    draft.replicas.put(claim.replica, replica, pending)
-    placed = _place_pending(draft, operation, claim, pending, requirements, drawn=True)
-    draft.replicas.retract(claim.replica, pending, replica)
+    draft.replicas.withdraw(claim.replica, replica)
+    placed = _place_pending(draft, operation, claim, replica, requirements, drawn=True)
+    draft.replicas.restore(claim.replica, replica)
     return placed
 
 

@@ -166,7 +166,7 @@ def compute_capacity(
 
 
 def _capacity_request(view: SchedulerView, workload: Workload, rules: PlacementInputs, most: int) -> _CapacityRequest:
-    meta, policy = workload.metadata, view.policy
+    meta, policy = workload.metadata, view.shapes.policy
     terms = Admission({} if policy is None else policy.spec.policies).terms(meta.tenant, meta.name, meta.labels)
     spec, _ = apply_policy_defaults(workload.spec, terms)
     priority_class = view.objects.classes.get(spec.priority_class)

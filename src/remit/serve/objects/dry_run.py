@@ -340,7 +340,7 @@ class _TrialPlacement:
         placed = work.trial.try_place(work.quota_source.covers(work.requirements.charge.pairs, able))
         rows = placed.rows if len(placed.rows) >= work.gang_minimum else []
         devices: Sequence[Mapping[str, int]] = placed.devices or [{}] * len(rows)
-        view.assume_many(zip(slots, rows, devices, strict=False), (work.quota_source.name,))
+        view.holds.assume_many(zip(slots, rows, devices, strict=False), (work.quota_source.name,))
         waits = explain_pending(view, generation, priority, self._rules) if len(rows) < count else None
         return [work.trial.kernel.node_name(row) for row in rows], waits
 

@@ -1,14 +1,20 @@
-"""Reservations with victims: after any sequence of claims the ledgers are the sums of the rows."""
+"""Is a plain reservation that is decided in one go the one that the rules would have made, and its binding too?
+
+Two scopes are asked the same, right or wrong, batch by batch; in one of them nothing is taken for plain. Heads carry a digest
+of every row since the beginning: if they are equal, everything is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from remit.commitment.rulings import placement
 from remit.model.claims import Apply, Bind, Code, Reserve
 from remit.model.kinds import Placement, Taint
 from tests.properties.authority_world import OPERATOR, Scope, furnished, node, run, tenant
@@ -17,6 +23,8 @@ from tests.properties.test_authority_machine import books, summed
 from tests.unit.commitment.authority_fixture import T1, bind, move, moving, spawned
 
 NODES = ("n1", "n2")
+SLOWLY: dict[str, Any] = {"fits_plainly": lambda *_: False}
+COUNTS = ("population", "reserved", "active", "preemptors")
 HERE = Placement(zones=("a",))
 
 DEEDS = ("reserve", "reserve", "stop", "stopped", "stopped", "bind", "bind", "unreserve", "shrink", "quota")
@@ -65,33 +73,49 @@ def claim_of(scope: Scope, step: tuple[str, int, int, int]) -> tuple[Any, Any]:
             return moving(scope, some(scope, {"stop": "draining", "stopped": "stopping"}[deed], weak, a), deed)
 
 
-async def reserved_and_bound(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
-    scope = await begun(cpu)
+async def both(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
+    quick, slow = await begun(cpu), await begun(cpu)
     try:
         for steps in batches:
-            claims = [claim_of(scope, step) for step in steps]
-            await scope.send([await scope.operation(*claim) for claim in claims])
-            assert books(scope.books) == summed(scope)
-            assert list(stale(scope.books)) == []
+            asked = [claim_of(quick, step) for step in steps]
+            operations = [await quick.operation(*one) for one in asked]
+            found = await quick.send(operations)
+            with mock.patch.multiple(placement, **SLOWLY):
+                expected = await slow.send(operations)
+            assert found == expected
+            assert quick.row("head") == slow.row("head")
+            assert books(quick.books) == books(slow.books) == summed(quick)
+            assert quick.books.peers.node_counts == slow.books.peers.node_counts
+            assert [getattr(quick.books, name) for name in COUNTS] == [getattr(slow.books, name) for name in COUNTS]
+            assert [*stale(quick.books), *stale(slow.books)] == []
     finally:
-        await scope.close()
+        await quick.close()
+        await slow.close()
 
 
 @settings(max_examples=settings().max_examples // 2 or 1)
 @given(cpu=st.sampled_from(["1", "2", "3"]), batches=st.lists(STEPS, min_size=8, max_size=20))
-def test_reservations_in_any_order__ledgers_are_the_sums_of_the_rows(
-    cpu: str, batches: list[list[tuple[str, int, int, int]]]
-) -> None:
-    run(reserved_and_bound(cpu, batches))
+def test_a_plain_reservation_is_the_same_reservation(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
+    run(both(cpu, batches))
 
 
-def test_victims_have_gone__their_reservation_is_bound() -> None:
+def test_a_reservation_is_made_and_bound_in_one_go() -> None:
+    """Else the property above compares nothing."""
+    taken: list[tuple[str, bool]] = []
+    decide = placement.fits_plainly
+
+    def watched(draft: Any, operation: Any, claim: Any, *arguments: Any) -> bool:
+        taken.append((type(claim).__name__, decide(draft, operation, claim, *arguments)))
+        return taken[-1][1]
+
     async def tell(scope: Scope) -> None:
         key = await cleared(scope)
         await scope.must(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
         assert scope.phase(key) == "bound"
 
-    run(told_in("2", tell))
+    with mock.patch.object(placement, "fits_plainly", watched):
+        run(told_in("2", tell))
+    assert taken[-2:] == [("Reserve", True), ("Bind", True)]
 
 
 async def cleared(scope: Scope) -> str:
