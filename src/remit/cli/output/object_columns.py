@@ -10,7 +10,8 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from remit.cli.output.console import BAD, FAINT, GOOD, UNSURE, Cell, Cells, Column
-from remit.cli.session.workload_progress import PendingReason, ProgressSummary, condition_of, format_stages, pending_reason
+from remit.cli.session.workload_progress import ProgressSummary, format_stages
+from remit.law.workload_rules import PendingReason, condition_of, pending_reason
 from remit.model.identity import AUDIENCES, Token
 from remit.model.kinds import Allotment, Node, NodeHealth, NodePool, Override, Policy, PriorityClass, Region, Tenant, Workload
 from remit.model.metadata import Metadata

@@ -14,9 +14,8 @@ from typing import Any, Final, NamedTuple
 from remit.law.fit import Requirements, cached_static_misfit, keeps_work, takes_new_work
 from remit.law.ledgers import NodeLedger
 from remit.law.requirements import compile_requirements
-from remit.law.workload_rules import is_equivalent
+from remit.law.workload_rules import condition_of, is_equivalent
 from remit.model.kinds import Node, Workload, WorkloadSpec
-from remit.model.metadata import Condition
 from remit.model.records import Phase, PolicyRevision, Replica
 from remit.observation.watch_cache import CachedRow, WatchCache
 
@@ -259,10 +258,6 @@ def failure_reason(workload: Workload) -> str:
     condition = condition_of(workload.status.conditions, "Failed")
     is_current = condition is not None and condition.observed_generation == workload.metadata.generation
     return condition.reason if condition is not None and is_current and condition.status == "True" else ""
-
-
-def condition_of(conditions: Iterable[Condition], type_: str) -> Condition | None:
-    return next((condition for condition in conditions if condition.type == type_), None)
 
 
 def available(workload: Workload, members: Iterable[CachedRow]) -> list[CachedRow]:

@@ -26,7 +26,8 @@ from remit.cli.output.object_columns import (
 )
 from remit.cli.output.object_list import in_order, natural
 from remit.cli.output.terminal import LINE_LETTERS_MAX, Lines, harmless
-from remit.cli.session.workload_progress import PendingReason, ProgressSummary
+from remit.cli.session.workload_progress import ProgressSummary
+from remit.law.workload_rules import PendingReason
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec
 from remit.model.manifests.reader import read
 from remit.model.metadata import Metadata, RecordMetadata
