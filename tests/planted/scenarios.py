@@ -13,7 +13,8 @@ from remit.commitment import authority, outcomes
 from remit.model.kinds import Tenant
 from remit.model.policies import TenantLimits
 from remit.simulate.actors import policy_publishers, users
-from remit.simulate.scenarios import Scenario, load, parse
+from remit.simulate.scenario_types import Scenario
+from remit.simulate.scenarios import load, parse
 from remit.simulate.world.runner import SimProgram
 
 _BUSY: Final = """

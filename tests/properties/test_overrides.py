@@ -80,7 +80,6 @@ class Reading:
             said["boost", work] = min(
                 USER_PRIORITY_MAX - 7, sum(row.spec.by for row in self.of("boost") if self.works(row, work))
             )
-            said["lent", work] = sorted({row.spec.budget for row in self.of("lend-budget") if self.works(row, work)})
             pins = [row for row in self.of("pin") if self.works(row, work)]
             said["pinned", work] = [row.metadata.name for row in pins] or None
             for place in PLACES:
@@ -88,7 +87,6 @@ class Reading:
                 said["held", work, place] = first(row for row in self.of("hold-repair") if self._holds(row, work, place))
         for place in PLACES:
             said["avoided", place] = first(row for row in self.of("avoid") if self.stands(row, place))
-            said["frozen", place] = first(row for row in self.of("freeze-autoscaler") if self.stands(row, place[:3]))
         return said
 
     def _holds(self, row: Override, work: tuple[str, str], place: tuple[str, ...]) -> bool:
@@ -108,16 +106,13 @@ def everything(effects: ActiveOverrides) -> dict[Any, Any]:
     for work in WORK:
         said["paused", work] = effects.paused_by(*work)
         said["boost", work] = effects.boost(*work, 7)
-        said["lent", work] = list(effects.lent_budgets(*work))
         pins = effects.pinned_places(*work)
         said["pinned", work] = None if pins is None else [pin.override for pin in pins]
         for place in PLACES:
-            said["kept off", work, place] = effects.excluded_by(*work, *place)
+            said["kept off", work, place] = next((pin.override for pin in pins or () if not pin.covers(*place)), "")
             said["held", work, place] = effects.repair_held_by(*work, *place)
-            assert (effects.excluded_by(*work, *place) == "") == all(pin.covers(*place) for pin in pins or ())
     for place in PLACES:
         said["avoided", place] = effects.avoided_by(*place)
-        said["frozen", place] = effects.autoscaler_frozen_by(*place[:3])
         assert (effects.avoided_by(*place) != "") == any(places.covers(*place) for places in effects.excluded_places)
     return said
 

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from remit.commitment.books import AWAITED_NODE, Books, DecisionTime
 from remit.commitment.draft import Draft
-from remit.commitment.outcomes import BATCH_PREFIX, AuditEntry, BatchRecord, Outcomes, batch_key, decode_batch
+from remit.commitment.outcomes import BATCH_PREFIX, BatchRecord, Outcomes, batch_key, decode_batch
 from remit.commitment.rulings.leases import LEASE_EPOCH_RECORD
 from remit.commitment.rulings.peer_scopes import PEER_PREFIX, peer_record, put_peer
 from remit.law.ledgers import SCOPE_PREFIX
@@ -280,11 +280,3 @@ def void_grants(draft: Draft) -> None:
             draft.put(replace(grant, status=status))
     for holder in holders:
         put_peer(draft, holder, replace(peer_record(draft, holder), standing=PeerConfirmation.AWAITED))
-
-
-async def acknowledged_after(store: Store, sequence: int) -> AsyncIterator[tuple[int, AuditEntry]]:
-    """Yield every operation that `store` answered after this sequence: what restoring a backup taken then has lost."""
-    revision = await store.revision()
-    async for row in read_rows(store, BATCH_PREFIX, lambda: revision, after=batch_key(sequence)):
-        for entry in decode_batch(row.value).entries:
-            yield int(row.key.removeprefix(BATCH_PREFIX)), entry

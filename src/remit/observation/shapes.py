@@ -233,11 +233,6 @@ class ShapeTable(Table):
     def is_open(self, generation: int) -> bool:
         return self.workloads.at.state[self.at.workload[generation]] == PRESENT
 
-    def open_mask(self) -> npt.NDArray[np.bool_]:
-        """`open` for all generations at once."""
-        mask: npt.NDArray[np.bool_] = self.workloads.column("state")[self.column("workload")] == PRESENT
-        return mask
-
     def placement_of(self, generation: int) -> PlacementSpec:
         placement = self.placements[self.at.placement[generation]]
         if placement is None:

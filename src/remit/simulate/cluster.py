@@ -29,7 +29,7 @@ from remit.simulate.actors.naive_scheduler import NaiveScheduler
 from remit.simulate.actors.policy_publishers import PolicyAdopter
 from remit.simulate.actors.role import ClientObserver, RecordedSchedulerView, RoleContext, RunTiming
 from remit.simulate.actors.users import NODE_CPUS, Users
-from remit.simulate.scenarios import Scenario
+from remit.simulate.scenario_types import Scenario
 from remit.simulate.world import random_streams
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network

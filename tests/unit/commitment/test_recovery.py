@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from remit.commitment.recovery import LEASE_EPOCHS_PER_STORE_EPOCH, acknowledged_after
+from remit.commitment.recovery import LEASE_EPOCHS_PER_STORE_EPOCH
 from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, BindGang, Code, Delete, Mark, Refused, Reserve, Vacate
 from remit.model.kinds import NodeHealth
-from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, node, story, workload
+from tests.properties.authority_world import HOUR, OPERATOR, Scope, node, story
 from tests.unit.commitment.authority_fixture import T1, bind, move, spawned
 
 AWAITED = "summary/awaited/node/"
@@ -223,18 +223,6 @@ async def test_a_restored_scope_doubts_once(scope: Scope) -> None:
     assert scope.row("node/n1")["status"]["health"] == "ready"
     assert scope.row("lease/scheduler")["spec"] == held
     assert awaited(scope) == ["n2"]
-
-
-@story
-async def test_what_was_answered_after_the_backup_is_listed(scope: Scope) -> None:
-    backup = await scope.store.inner.backup()
-    last = scope.row("head")["sequence"]
-    await scope.must(USER, Apply(workload("a")))
-    assert await scope.refused(USER, Delete("Secret", "none", "t1")) is Code.NOT_FOUND
-    old = scope.store.inner
-    await scope.restore(backup)
-    lost = [(sequence, entry.did, entry.subject, entry.code) async for sequence, entry in acknowledged_after(old, last)]
-    assert lost == [(last + 1, "apply", "workload/t1/a", ""), (last + 2, "delete", "secret/t1/none", "not_found")]
 
 
 @story

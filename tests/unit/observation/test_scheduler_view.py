@@ -102,7 +102,6 @@ def test_a_workload_that_is_being_deleted_is_closed() -> None:
     t.tell(replace(made, metadata=replace(made.metadata, deleting=True)))
     assert not t.view.shapes.info(found).open
     assert ("workload", "t1", "a") in t.view.changes.take().unblock_events
-    assert not t.view.shapes.open_mask()[found]
 
 
 # -- what is assumed ---------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remit.simulate.scenarios import Scenario
+from remit.simulate.scenario_types import Scenario
 from remit.simulate.seed_runner import RUN_LOST_CHECK, RunTotals, SeedResult, SeedTask, counted_s, run_seeds
 from tests.unit.simulate.fake_runs import broken, perform, perform_but_die, perform_but_hang, pretended
 

@@ -6,29 +6,9 @@ Does not use law/fit.py. Free capacity and ledgers are not considered here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from remit.simulate.checkers.reference.rows import Json, ReferenceShape
-
-if TYPE_CHECKING:
-    from remit.simulate.checkers.reference.history import History
-
-
-class ReferenceNode:
-    """Attributes and location of a node."""
-
-    __slots__ = ("attributes", "labels", "locations", "name", "taints")
-
-    def __init__(self, name: str, node: Json) -> None:
-        spec = node["spec"]
-        self.name = name
-        self.labels: dict[str, str] = node["metadata"].get("labels", {})
-        self.locations = {"region": str(spec["region"]), "zone": str(spec["zone"]), "pool": str(spec.get("pool", "default"))}
-        self.taints: list[Json] = spec.get("taints", [])
-        self.attributes = (self.labels, self.locations, self.taints)
-
-    def domain(self, key: str) -> str:
-        return self.name if key == "node" else self.locations[key] if key in self.locations else str(self.labels.get(key, ""))
+from remit.simulate.checkers.reference.history import History
+from remit.simulate.checkers.reference.rows import Json, ReferenceNode, ReferenceShape
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
