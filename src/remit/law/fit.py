@@ -250,12 +250,14 @@ def devices(requirements: Requirements, node: NodeView, peers: PeerCounts) -> Bo
     model B would satisfy both {A, B} and {B, C}.
     """
     fits: BoolOrMask = True
-    for wanted in requirements.whole_devices:
+    for requested in requirements.whole_devices:
         inside = sum(
-            o.amount for o in requirements.whole_devices if o.kind == wanted.kind and _is_subset(o.models, wanted.models)
+            other.amount
+            for other in requirements.whole_devices
+            if other.kind == requested.kind and _is_subset(other.models, requested.models)
         )
         fits = fits & (
-            sum(node.whole_devices.get((wanted.kind, model), 0) for model in wanted.models or (ANY_MODEL,)) >= inside
+            sum(node.whole_devices.get((requested.kind, model), 0) for model in requested.models or (ANY_MODEL,)) >= inside
         )
     return fits
 

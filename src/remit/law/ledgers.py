@@ -93,7 +93,7 @@ class NodeLedger:
         self.free: dict[str, int] = self.facts.capacity.copy()
 
     def _set_facts(self, facts: NodeFacts) -> None:
-        """Set the attributes. Those that every fit check reads are kept in the ledger itself."""
+        """Set the attributes, and copy the ones that every fit check reads."""
         self.facts = facts
         self.ready, self.open, self.node_attributes = facts.ready, facts.open, facts.node_attributes
 

@@ -2,7 +2,8 @@
 
 Progress is counted from the phases of a workload's replicas when it is read. It is not stored, because then every transition
 of a replica would need a second write. Each replica is in exactly one stage. A workload is limited by the earliest stage in
-which replicas are held up; for people, `limiting_factor` adds the reason, from decisions and conditions.
+which replicas are held up; for people, the reason is added from decisions and conditions. Conditions, the API's explanations
+and the command line use the same rules.
 
 Every change of a workload's spec creates a new generation. Most changes concern the replicas, which are then replaced.
 Changes of the number of replicas, or of how the workload is managed, are equivalent for a replica: scaling a service does
@@ -102,6 +103,9 @@ ROLLED_OUT: Final = "RolledOut"
 _LIMIT_ORDER: Final = {stage: number for number, stage in enumerate((*STAGE_REASONS, "finished"))}
 
 
+_LIMIT_DETAILS: Final = {"missing": "replicas that are not created yet", P.RUNNING.value: "not ready yet"}
+
+
 class PendingReason(NamedTuple):
     """Why a replica is pending, according to the last decision about it. `never`: only a change of the spec can help."""
 
@@ -116,7 +120,7 @@ PendingReasons = Mapping[tuple[str, str], PendingReason]
 
 
 class Limit(NamedTuple):
-    """What keeps a workload from its desired state. `code` is the code of a reason or a phase; empty if nothing does."""
+    """The obstacle between a workload and its desired state. `code` is the code of a reason, or a phase."""
 
     code: str = ""
     detail: str = ""
@@ -147,7 +151,7 @@ def pending_reason(replica: Replica, reasons: PendingReasons) -> PendingReason |
     return reason if reason is not None and reason.revision >= replica.metadata.revision else None
 
 
-def desired_replicas(workload: Workload, replicas: Iterable[Replica]) -> int:
+def desired_replicas(workload: Workload, existing: int) -> int:
     """Returns how many replicas a reader should expect. Only the controller knows the number of eligible nodes of a daemon, so
     its existing replicas are counted.
     """
@@ -155,8 +159,25 @@ def desired_replicas(workload: Workload, replicas: Iterable[Replica]) -> int:
     if workload.metadata.deleting:
         return 0
     if spec.type == "daemon":
-        return sum(replica.status.phase is not P.RELEASED for replica in replicas)
+        return existing
     return spec.completions or spec.replicas if spec.type == "job" else spec.replicas
+
+
+def existing_replicas(type_: str, counts: Mapping[Phase, int]) -> int:
+    """Returns how many replicas exist. A finished replica of a job does not, although it may not be released yet."""
+    gone = (P.RELEASED, P.FINISHED) if type_ == "job" else (P.RELEASED,)
+    return sum(count for phase, count in counts.items() if phase not in gone)
+
+
+def missing_replicas(workload: Workload, counts: Mapping[Phase, int]) -> int:
+    """Returns how many replicas are not created yet; of a job with completions, how many may be created now."""
+    spec, existing = workload.spec, existing_replicas(workload.spec.type, counts)
+    if workload.metadata.deleting or spec.type == "daemon":
+        return 0
+    if spec.type != "job":
+        return max(0, spec.replicas - existing)
+    created = sum(counts.values())
+    return 0 if _ended(workload) is not None else max(0, min(desired_replicas(workload, 0) - created, spec.replicas - existing))
 
 
 def completed_replicas(replicas: Iterable[Replica]) -> int:
@@ -164,28 +185,46 @@ def completed_replicas(replicas: Iterable[Replica]) -> int:
     return sum(replica.status.result == "ok" and replica.status.phase in (P.FINISHED, P.RELEASED) for replica in replicas)
 
 
-def limiting_factor(workload: Workload, replicas: Sequence[Replica], reasons: PendingReasons) -> Limit:
-    """Returns what limits a workload, given all of its replicas and the reasons of the pending ones."""
-    is_job = workload.spec.type == "job"
-    desired, completed = desired_replicas(workload, replicas), completed_replicas(replicas)
+def limiting_factor(workload: Workload, counts: Mapping[Phase, int], pending: Limit | None) -> Limit:
+    """Returns what limits a workload, given its replicas by phase and, if some are pending, why they are."""
     if workload.metadata.deleting:
-        return Limit("deleting")
-    failed = condition_of(workload.status.conditions, "Failed")
-    if failed is not None and failed.status == "True":
-        return Limit(failed.reason or "Failed", failed.message, True)
-    if is_job and desired and completed >= desired:
+        return Limit("deleting", "its replicas are stopped first")
+    limit = _ended(workload) or pending or _reported_limit(workload)
+    if limit is not None:
+        return limit
+    if missing_replicas(workload, counts):
+        return Limit("missing")
+    return phase_limit(workload.spec.type, counts)
+
+
+def phase_limit(type_: Literal["job", "service", "daemon"], counts: Mapping[Phase, int]) -> Limit:
+    """Returns the phase of the replicas that are held up in the earliest stage, in the order of `progress`."""
+    held_up = [phase for phase, count in counts.items() if count and phase not in (*TARGET_PHASES[type_], P.RELEASED)]
+    if not held_up:
+        return NO_LIMIT
+    phase = min(held_up, key=lambda phase: (_LIMIT_ORDER[_STAGE[phase]], -counts[phase]))
+    return Limit(phase.value)
+
+
+def limit_of(workload: Workload, replicas: Sequence[Replica], reasons: PendingReasons) -> Limit:
+    """Returns what limits a workload, given all of its replicas and the recorded reasons of the pending ones."""
+    if workload.spec.type == "job" and 0 < desired_replicas(workload, 0) <= completed_replicas(replicas):
         return NO_LIMIT
     pending = [replica for replica in replicas if replica.status.phase is P.PENDING]
-    if pending:
-        return _pending_limit(pending, reasons)
-    reported = _reported_limit(workload)
-    if reported is not None:
-        return reported
-    # A finished replica of a job is not replaced, although it may not be released yet.
-    existing = sum(replica.status.phase not in ((P.RELEASED, P.FINISHED) if is_job else (P.RELEASED,)) for replica in replicas)
-    if existing < (min(desired - completed, workload.spec.replicas) if is_job else desired):
-        return Limit("missing", "replicas that are not made yet")
-    return _phase_limit(workload, replicas)
+    counts = Counter(replica.status.phase for replica in replicas)
+    limit = limiting_factor(workload, counts, _pending_limit(pending, reasons) if pending else None)
+    stated = (replica.status.reason for replica in replicas if replica.status.phase == limit.code)
+    detail = limit.detail or next(filter(None, stated), _LIMIT_DETAILS.get(limit.code, ""))
+    return limit._replace(detail=detail)
+
+
+def _ended(workload: Workload) -> Limit | None:
+    """Returns how a job ended, if its controllers do nothing more for it."""
+    failed = _current_condition(workload, "Failed")
+    if failed is not None and failed.status == "True":
+        return Limit(failed.reason or "Failed", failed.message, True)
+    complete = _current_condition(workload, "Complete")
+    return Limit(detail="the job is complete") if complete is not None and complete.status == "True" else None
 
 
 def _pending_limit(pending: Iterable[Replica], reasons: PendingReasons) -> Limit:
@@ -200,27 +239,18 @@ def _pending_limit(pending: Iterable[Replica], reasons: PendingReasons) -> Limit
 
 def _reported_limit(workload: Workload) -> Limit | None:
     """Returns the limit that controllers report for this generation: replicas refused, or a rollout held up."""
-    generation = workload.metadata.generation
-    admitted = condition_of(workload.status.conditions, "Admitted")
-    if admitted is not None and (admitted.status, admitted.observed_generation) == ("False", generation):
+    admitted, rollout = _current_condition(workload, "Admitted"), _current_condition(workload, "Progressing")
+    if admitted is not None and admitted.status == "False":
         return Limit(admitted.reason, admitted.message)
-    rollout = condition_of(workload.status.conditions, "Progressing")
-    if rollout is None or rollout.observed_generation != generation or rollout.reason == ROLLED_OUT or not rollout.message:
-        return None
-    return Limit("rollout", rollout.message)
+    held_up = rollout is not None and rollout.reason != ROLLED_OUT and rollout.message
+    return Limit("rollout", held_up) if held_up else None
 
 
-def _phase_limit(workload: Workload, replicas: Sequence[Replica]) -> Limit:
-    """Returns the phase of the replicas that are held up in the earliest stage, in the order of `progress`."""
-    target = TARGET_PHASES[workload.spec.type]
-    counts = Counter(replica.status.phase for replica in replicas if replica.status.phase not in (*target, P.RELEASED))
-    if not counts:
-        return NO_LIMIT
-    phase = min(counts, key=lambda phase: (_LIMIT_ORDER[_STAGE[phase]], -counts[phase]))
-    reason = next(
-        (replica.status.reason for replica in replicas if replica.status.phase is phase and replica.status.reason), ""
-    )
-    return Limit(phase.value, reason or ("not ready yet" if phase is P.RUNNING else ""))
+def _current_condition(workload: Workload, type_: str) -> Condition | None:
+    """Returns a condition if it describes the current generation."""
+    condition = condition_of(workload.status.conditions, type_)
+    is_current = condition is not None and condition.observed_generation == workload.metadata.generation
+    return condition if is_current else None
 
 
 def condition_of(conditions: Iterable[Condition], type_: str) -> Condition | None:

@@ -1,4 +1,4 @@
-"""What replicas hold in the scheduler view: their postings, assumed bindings, and reservations that wait for victims.
+"""Postings of replicas in the scheduler view: committed holds, assumed bindings, reservations that wait for victims.
 
 Every sum is posted with the same functions as the authority's (law/charges.py, law/ledgers.py). Rows are applied in
 scheduler_view.py; nothing is decoded here.

@@ -56,7 +56,7 @@ class SimFilterPlugin:
         self.broken = False
         self.filter = Filter("outsider", Code.POLICY, self._check, third_party=True)
 
-    def _check(self, ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
+    def _check(self, requirements: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
         if self.broken:
             raise RuntimeError("injected fault: plugin-fails")
         return np.bool_(True)

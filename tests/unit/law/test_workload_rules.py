@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.law.workload_rules import STAGE_REASONS, limiting_factor, progress
+from remit.law.workload_rules import STAGE_REASONS, limit_of, progress
 from remit.model.kinds import Template, Workload, WorkloadSpec
 from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
@@ -61,5 +61,5 @@ def test_replicas_are_held_up_in_several_stages__the_earliest_limits_readers_and
         )
         for index, phase in enumerate(phases)
     ]
-    assert limiting_factor(workload, replicas, {}).code == "bound"
+    assert limit_of(workload, replicas, {}).code == "bound"
     assert progress("service", 4, phases).limit == STAGE_REASONS["bound"]

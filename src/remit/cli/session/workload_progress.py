@@ -13,7 +13,8 @@ from remit.law.workload_rules import (
     completed_replicas,
     condition_of,
     desired_replicas,
-    limiting_factor,
+    existing_replicas,
+    limit_of,
 )
 from remit.model.kinds import Workload
 from remit.model.records import Phase, Replica
@@ -60,13 +61,13 @@ def summarize_progress(
     spec = workload.spec
     counts = Counter(one.status.phase for one in replicas)
     done = completed_replicas(replicas)
-    wanted = desired_replicas(workload, replicas)
+    wanted = desired_replicas(workload, existing_replicas(spec.type, counts))
     arrived = done if spec.type == "job" else sum(counts[phase] for phase in TARGET_PHASES[spec.type])
     placed = sum(counts[phase] for phase in _PLACED_PHASES if spec.type != "job" or phase is not P.FINISHED)
     stages = {QUEUED if phase is P.PENDING else phase.value: counts[phase] for phase in Phase if _is_shown(phase, counts)}
     if spec.type == "job" and done:
         stages = {**{name: count for name, count in stages.items() if name != P.FINISHED.value}, "done": done}
-    limit = limiting_factor(workload, replicas, reasons)
+    limit = limit_of(workload, replicas, reasons)
     return ProgressSummary(wanted, arrived, placed, done, stages, *limit)
 
 

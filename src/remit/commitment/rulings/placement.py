@@ -70,8 +70,8 @@ def fits_plainly(
     """Decide the common case by the same predicates as `place`, in fewer steps: whether the replica may be placed where the
     claim says if the `leaving` ones on that node hold nothing any more.
 
-    Covers replicas without devices and placement terms that are charged to their tenant's own quota. False also stands for
-    every other case: `place` decides it.
+    Covers replicas without devices and placement terms that are charged to their tenant's own quota. In every other case the
+    result is False, and `place` decides.
     """
     books, changes = draft.books, draft.changes
     if (

@@ -228,8 +228,8 @@ def _reclaimable(view: SchedulerView, request: _CapacityRequest, hard: HardFit) 
     requirements = trial.work_class.requirements
     one_at_a_time = depends_on_peers(requirements) or bool(trial.peers.anti_affinity_owners(requirements))
     for _ in range(ROUNDS_MAX):
-        count_wanted = 1 if one_at_a_time else remaining - len(rows)
-        open_rows, left_candidates = (
+        count = 1 if one_at_a_time else remaining - len(rows)
+        open_rows, remaining_candidates = (
             trial.kernel.without_capacity_check(trial.work_class),
             _remaining_candidates(candidates, evicted),
         )
@@ -237,10 +237,10 @@ def _reclaimable(view: SchedulerView, request: _CapacityRequest, hard: HardFit) 
             requirements,
             trial.columns,
             open_rows,
-            left_candidates,
+            remaining_candidates,
             allowance,
-            count=count_wanted,
-            victims_max=len(left_candidates.slots),
+            count=count,
+            victims_max=len(remaining_candidates.slots),
         ).evictions
         for eviction in plans:
             for slot in eviction.victims:

@@ -19,7 +19,7 @@ from remit.proposal.placement.builtin_plugins import LEAST_ALLOCATED
 from remit.proposal.placement.plugins import BUILTIN_FILTERS, PEER_CHECKS, STATIC_CHECKS, Filter, Score, applies, constant_epoch
 from remit.proposal.placement.topology_gates import ScoreArray, TopologyGates, TopologyGroups
 
-RESOURCES: Final = next(one for one in BUILTIN_FILTERS if one.check is fit.resources)
+RESOURCES: Final = next(filter_ for filter_ in BUILTIN_FILTERS if filter_.check is fit.resources)
 
 
 class WorkClass:

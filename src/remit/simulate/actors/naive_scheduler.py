@@ -99,11 +99,11 @@ class NaiveScheduler(SimulatedRole):
             needs = self._needs_of(replica)
             if key in attempted or needs is None:
                 continue
-            short = needs.spec.gang is not None and self._gang_size(replica) < needs.spec.gang.min
+            is_short_gang = needs.spec.gang is not None and self._gang_size(replica) < needs.spec.gang.min
             # A gang is tried as a unit, whichever member is due.
-            members = self._waiting_with(replica) if short else [key]
+            members = self._waiting_with(replica) if is_short_gang else [key]
             attempted.update(dict.fromkeys(members))
-            claims += self._gang(members) if short else self._place(key, replica, needs)
+            claims += self._gang(members) if is_short_gang else self._place(key, replica, needs)
         for key in attempted:
             self._retry_at[key] = now_ms + round(_RETRY_HEARTBEATS * self.context.timing.heartbeat_ms)
         return claims
