@@ -147,7 +147,7 @@ def test_view_behind_compaction_relists_and_keeps_assumptions(make: Make) -> Non
             async with reflected_view(store) as view:
                 await assert_catches_up(view, writer)
                 before = view.replicas.slots["replica/t1/a-1"]
-                view.assume(before, view.columns.rows["n2"], {}, ("tenant/t1",))
+                view.holds.assume(before, view.columns.rows["n2"], {}, ("tenant/t1",))
                 for round_ in range(30):
                     await write_objects(writer, replica("a", phase="pending", attempt=round_ + 2))
                 await store.compact(await store.revision())

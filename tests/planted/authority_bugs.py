@@ -13,6 +13,7 @@ from remit.client.authority_client import AuthorityClient
 from remit.commitment import authority, batch, decide, recovery
 from remit.commitment.authority import Authority, LeadershipLost
 from remit.commitment.books import DecisionTime
+from remit.commitment.changes import Changes
 from remit.commitment.draft import Draft
 from remit.commitment.outcomes import AuditEntry, Outcomes
 from remit.commitment.rulings import leases, placement, transitions
@@ -173,9 +174,9 @@ def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
         self._position = now
         if now.head != head:
             return None
-        self.books.absorb(prepared.draft, now.revision, dict(prepared.puts))
+        self.books.absorb(prepared.draft.changes, prepared.draft.time, now.revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, now.revision)
-        self.renewals.renewed_ms.update(prepared.draft.renewed_ms)
+        self.renewals.renewed_ms.update(prepared.draft.changes.renewed_ms)
         self._oldest_batch = prepared.oldest
         return now.revision
 
@@ -218,9 +219,9 @@ def answers_precede_the_write(patch: pytest.MonkeyPatch) -> None:
         del later_
         revision = place.revision + 1
         self._position = chain.ChainPosition(head, revision)
-        self.books.absorb(prepared.draft, revision, dict(prepared.puts))
+        self.books.absorb(prepared.draft.changes, prepared.draft.time, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
-        self.renewals.renewed_ms.update(prepared.draft.renewed_ms)
+        self.renewals.renewed_ms.update(prepared.draft.changes.renewed_ms)
         self._oldest_batch = prepared.oldest
         return revision
 
@@ -240,13 +241,13 @@ UNSEEN_CHANGES = (
 def pipelined_batches_ignore_each_other(patch: pytest.MonkeyPatch) -> None:
     """A batch decided while another is being written does not see its changes."""
     patch.setattr(batch.BatchBase, "draft", lambda self: Draft(self.books, self.time))
-    patch.setattr(Draft, "subtract", lambda self, before: None)
+    patch.setattr(Changes, "subtract", lambda self, before: None)
 
 
 @bug(2, 12, scenario="small-batches", expects=UNSEEN_CHANGES)
 def a_pipelined_batch_is_written_twice(patch: pytest.MonkeyPatch) -> None:
     """A batch decided on top of one being written contains its changes too."""
-    patch.setattr(Draft, "subtract", lambda self, before: None)
+    patch.setattr(Changes, "subtract", lambda self, before: None)
 
 
 @bug(1, 37, scenario="small-batches", expects=ONCE)
@@ -375,7 +376,7 @@ def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
     find = placement.find_replica
 
     def whatever(draft: Draft, name: str, at: int) -> Replica | Refused:
-        found = draft.replica(name)
+        found = draft.replicas.get(name)
         if found is None or found[0].status.phase is Phase.RELEASED:  # what is forgotten too early shows elsewhere
             return find(draft, name, at)
         return found[0]

@@ -60,7 +60,7 @@ def an_unreported_grant_is_granted_again(patch: pytest.MonkeyPatch) -> None:
     close, tend = grants.close, BudgetIssuer._maintain
 
     def take_back(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
-        ledger = draft.grant(claim.name)
+        ledger = draft.ledgers.grant(claim.name)
         if ledger is not None and ledger.granted_to_other_scope and not ledger.is_unexpired(draft.time.now_ms):
             draft.delete(key_of("Grant", claim.name))
             return 0

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import draft
-from remit.commitment.books import generation_key
+from remit.commitment import draft, draft_replicas
 from remit.commitment.draft import Draft
+from remit.commitment.draft_replicas import DraftReplicas
+from remit.commitment.generations import DraftRequirements, generation_key
 from remit.commitment.rulings import declarations, placement, transitions, workloads
 from remit.correction.controllers import repair
 from remit.correction.controllers.repair import RepairController
@@ -27,8 +28,9 @@ from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Apply, Code, Delete, Move, Operation, Refused, Reserve
 from remit.model.kinds import Workload
 from remit.model.records import Phase, Replica, ReplicaStatus
+from remit.observation.holds import Holds, Reservations
 from remit.observation.node_columns import NodeColumns
-from remit.observation.scheduler_view import SchedulerView
+from remit.observation.replica_table import RESERVED
 from remit.observation.watch_cache import CachedRow
 from remit.proposal import attempts
 from tests.planted.planted_bug import bug, overrule
@@ -62,7 +64,7 @@ def released_quota_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
 def capacity_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
     """A draining or stopping replica holds no capacity."""
     early = HOLDING_PHASES - {Phase.DRAINING, Phase.STOPPING}
-    patch.setattr(draft, "HOLDING_PHASES", early)
+    patch.setattr(draft_replicas, "HOLDING_PHASES", early)
     patch.setattr(charges, "HOLDING_PHASES", early)
 
 
@@ -70,40 +72,41 @@ def capacity_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
 def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
     """A reservation is bound as soon as its victims are evicted."""
     patch.setattr(placement, "_check_reservation", lambda draft, claim, replica: None)
-    later = SchedulerView._defer_reservation
+    later = Holds.post
 
-    def ready(self: SchedulerView, slot: int) -> None:
-        later(self, slot)
-        self._changes.ready[slot] = None
+    def ready(self: Holds, slot: int, row: int, grants: tuple[str, ...]) -> None:
+        later(self, slot, row, grants)
+        if self._replicas.at.phase[slot] == RESERVED:
+            self._changes.ready[slot] = None
 
-    patch.setattr(SchedulerView, "_defer_reservation", ready)
-    patch.setattr(SchedulerView, "victims_gone", lambda self, slot: True)
+    patch.setattr(Holds, "post", ready)
+    patch.setattr(Reservations, "victims_gone", lambda self, slot: True)
 
 
 @bug(25, scenario="contest", expects=("gangs_are_bound_together",))
 def a_gang_is_bound_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
     """The members of a gang are claimed and bound one by one."""
     patch.setattr(attempts, "gang_minimum", lambda view, key: 0)
-    patch.setattr(Draft, "bound_count", lambda self, generation: 1_000)
+    patch.setattr(DraftReplicas, "bound_count", lambda self, generation: 1_000)
 
 
 @bug(25, scenario="contest", expects=("gangs_are_bound_together",))
 def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
     """As many members of a gang are bound as fit, below its minimum too."""
-    ask = Draft.requirements_of
+    ask = DraftRequirements.of
 
-    def alone(self: Draft, generation: Any) -> Any:
+    def alone(self: DraftRequirements, generation: Any) -> Any:
         found = ask(self, generation)
         return found._replace(gang=1) if found is not None and found.gang else found
 
-    patch.setattr(Draft, "requirements_of", alone)
+    patch.setattr(DraftRequirements, "of", alone)
     patch.setattr(attempts, "gang_minimum", lambda view, key: 1 if key.gang else 0)
 
 
 @bug(2, scenario="contest", seed=2, expects=("exclusive_device_has_one_owner", *ROOM))
 def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
     """Devices are not charged to their node, and the scheduler does not check them either."""
-    for module in (draft, charges):
+    for module in (draft_replicas, charges):
         patch.setattr(module, "node_charge", lambda ask, devices: ask.resources)
     post = NodeColumns.post
     patch.setattr(NodeColumns, "post", lambda self, row, pairs, devices=(), sign=1: post(self, row, pairs, {}, sign))
@@ -113,7 +116,7 @@ def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
 def quota_is_not_checked_in_the_transaction(patch: pytest.MonkeyPatch) -> None:
     """A draw is charged whatever quota is left."""
     patch.setattr(GrantLedger, "shortage_for", lambda self, pairs: None)
-    patch.setattr(placement, "_bind_fast", lambda *args: False)
+    patch.setattr(placement, "fits_plainly", lambda *args: False)
 
 
 def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
@@ -121,7 +124,7 @@ def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
         return next((code for code in misfits(*args) if code not in codes), None)
 
     patch.setattr(placement, "misfit", blind)
-    patch.setattr(placement, "_bind_fast", lambda *args: False)
+    patch.setattr(placement, "fits_plainly", lambda *args: False)
 
 
 @bug(26, scenario="six-nodes", expects=PLACED)
@@ -183,7 +186,7 @@ def changed_workloads_get_initial_replicas(patch: pytest.MonkeyPatch) -> None:
             meta, spec = claim.thing.metadata, claim.thing.spec
             found = draft.lookup(generation_key((meta.tenant, meta.name, ruled)))
             if found is not None:
-                first = draft.active_count(meta.tenant, meta.name)
+                first = draft.replicas.active_count(meta.tenant, meta.name)
                 transitions.create_replicas(draft, found[0], range(first, first + initial_replicas(spec)))
         return ruled
 
@@ -244,7 +247,7 @@ def a_bound_replica_is_bound_again(patch: pytest.MonkeyPatch) -> None:
     find, place = placement.find_replica, placement.place
 
     def any_revision(draft: Draft, name: str, at: int) -> Replica | Refused:
-        found = draft.replica(name)
+        found = draft.replicas.get(name)
         return find(draft, name, at) if found is None or found[1] < 0 else found[0]
 
     def over(draft: Draft, operation: Operation, claim: Any, replica: Replica, ask: Any) -> Replica | Refused:
@@ -254,7 +257,7 @@ def a_bound_replica_is_bound_again(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(placement, "find_replica", any_revision)
     patch.setattr(placement, "place", over)
-    patch.setattr(placement, "_bind_fast", lambda *args: False)
+    patch.setattr(placement, "fits_plainly", lambda *args: False)
 
 
 @bug(30, scenario="crowd", expects=("nothing_goes_while_something_depends_on_it",))
@@ -264,7 +267,7 @@ def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
     def gone_at_once(self: WorkloadController, tenant: str, name: str, workload: Workload | None) -> Iterator[ReconcileResult]:
         return iter(() if workload is None else (Action(Delete("Workload", name, tenant)),))
 
-    patch.setattr(Draft, "replica_count", lambda self, generation: 0)
+    patch.setattr(DraftReplicas, "count", lambda self, generation: 0)
     patch.setattr(WorkloadController, "_end_workload", gone_at_once)
 
 
@@ -317,7 +320,7 @@ def one_tenant_draws_on_anothers_quota(patch: pytest.MonkeyPatch) -> None:
     charge = placement.charge
 
     def anywhere(held: Draft, operation: Operation, ask: Any, name: str, **more: Any) -> tuple[str, ...] | Refused:
-        ledger = held.grant(name)
+        ledger = held.ledgers.grant(name)
         own = ask._replace(quota=(name,)) if ledger is not None and ledger.grant is None else ask
         return charge(held, operation, own, name, **more)
 
@@ -353,7 +356,7 @@ def retries_are_not_counted(patch: pytest.MonkeyPatch) -> None:
 @bug(25, scenario="meddlers", expects=("gangs_are_bound_together",))
 def leaving_members_count_for_the_gang(patch: pytest.MonkeyPatch) -> None:
     """All members that hold capacity count for the gang, draining ones too."""
-    patch.setattr(draft, "NOT_WORKING_PHASES", frozenset({Phase.RESERVED}))
+    patch.setattr(draft_replicas, "NOT_WORKING_PHASES", frozenset({Phase.RESERVED}))
 
 
 @bug(26, scenario="admitted", expects=("replicas_rank_as_policy_allows",))

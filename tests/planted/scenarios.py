@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from remit.commitment import authority, outcomes
 from remit.model.kinds import Tenant, TenantLimits
 from remit.simulate.actors import policy_publishers, users
-from remit.simulate.scenarios import Scenario, load, parse
+from remit.simulate.scenario_types import Scenario
+from remit.simulate.scenarios import load, parse
 from remit.simulate.world.runner import SimProgram
 
 _BUSY: Final = """

@@ -10,6 +10,7 @@ from remit.client.authority_client import RetriesExhausted
 from remit.client.lease_holder import LeaseHold
 from remit.commitment import decide
 from remit.commitment.draft import Draft
+from remit.commitment.draft_replicas import DraftReplicas
 from remit.commitment.rulings import placement
 from remit.law.fit import misfit
 from remit.law.overrides import ActiveOverrides
@@ -137,7 +138,7 @@ def protected_replicas_are_preempted(patch: pytest.MonkeyPatch) -> None:
 def gangs_are_claimed_one_by_one(patch: pytest.MonkeyPatch) -> None:
     """The members of a gang are claimed one by one, by schedulers that crash in between."""
     patch.setattr(attempts, "gang_minimum", lambda view, key: 0)
-    patch.setattr(Draft, "bound_count", lambda self, generation: 1_000)
+    patch.setattr(DraftReplicas, "bound_count", lambda self, generation: 1_000)
 
 
 @bug(17, scenario="overrides", expects=("ended_overrides_are_not_cited",))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from remit.commitment.books import Books, GenerationKey, parse_generation_key
-from remit.commitment.selector_index import counts_replica
+from remit.commitment.books import Books
+from remit.commitment.changes import GenerationKey
+from remit.commitment.generations import parse_generation_key
+from remit.commitment.peer_counts import counts_replica
 from remit.law.fit import PeerIndex, Requirements, cached_static_misfit, owned_anti_affinity, static_misfit
 from remit.law.requirements import compile_requirements
 from remit.law.selectors import domain_of
@@ -47,7 +49,7 @@ def stale(books: Books) -> Iterator[str]:
     if sum(map(len, books.by_workload.values())) != len(fresh):
         yield f"{books.by_workload} has not {len(fresh)} generations"
     for generation, ask in fresh.items():
-        kept = books.requirements_of(generation)
+        kept = books.requirements.of(generation)
         if kept is None or compared(kept) != compared(ask):
             yield f"{generation} requires {kept}, not {ask}"
             continue
@@ -57,29 +59,29 @@ def stale(books: Books) -> Iterator[str]:
         for key in TOPOLOGY_KEYS:
             nodes = [one.node for one in books.nodes.values() if static_misfit(ask, one) is None]
             domains = tuple(sorted({domain_of(node, key) for node in nodes} - {""}))
-            if books.eligible(kept, key) != domains:
-                yield f"{generation} by {key}: {books.eligible(kept, key)}, not {domains}"
+            if books.peers.eligible(kept, key) != domains:
+                yield f"{generation} by {key}: {books.peers.eligible(kept, key)}, not {domains}"
     yield from _stale_counts(books, fresh)
 
 
 def _stale_counts(books: Books, fresh: dict[GenerationKey, Requirements]) -> Iterator[str]:
     carriers: dict[PeerIndex, int] = {}
-    for generation in books.node_counts:
+    for generation in books.peers.node_counts:
         for index in dict.fromkeys(owned_anti_affinity(fresh[generation])):
             carriers[index] = carriers.get(index, 0) + 1
-    if books.anti_affinity_terms.values != carriers:
-        yield f"anti-affinity terms are {books.anti_affinity_terms.values}, not {carriers}"
+    if books.peers.anti_affinity_terms.values != carriers:
+        yield f"anti-affinity terms are {books.peers.anti_affinity_terms.values}, not {carriers}"
     for generation, ask in fresh.items():
         excluders = {
             index for index in carriers if index.tenant == ask.tenant and counts_replica(index._replace(owners=False), ask)
         }
-        if set(books.anti_affinity_terms.selecting(ask)) != excluders:
-            yield f"{generation} is excluded by {books.anti_affinity_terms.selecting(ask)}, not by {excluders}"
+        if set(books.peers.anti_affinity_terms.selecting(ask)) != excluders:
+            yield f"{generation} is excluded by {books.peers.anti_affinity_terms.selecting(ask)}, not by {excluders}"
         for term in (*ask.spread, *ask.affinity, *ask.anti_affinity):
-            books.counts(term.peers)
-    for index, tally in books._domain_counts.values.items():
+            books.peers.counts(term.peers)
+    for index, tally in books.peers.domain_counts.values.items():
         counted: dict[str, int] = {}
-        for generation, spots in books.node_counts.items():
+        for generation, spots in books.peers.node_counts.items():
             if generation[0] == index.tenant and counts_replica(index, fresh[generation]):
                 for name, count in spots.items():
                     domain = domain_of(books.nodes[name].node, index.topology_key)

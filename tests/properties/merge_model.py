@@ -105,11 +105,13 @@ class Branch:
         answer = decide(draft, Operation(operation_id(INCARNATION, 1, str(self.sequence)), by, claim))
         if isinstance(answer, Refused):
             return answer
-        after = {**draft.replicas, **draft.objects, **draft.notes}
+        after = {**draft.changes.replicas, **draft.changes.objects, **draft.changes.notes}
         changed = {name: (self.rows.get(name), row) for name, row in after.items() if self.rows.get(name) != row}
         self.sequence, self.revision = self.sequence + 1, self.revision + 1
-        self.books.absorb(draft, self.revision, {name: encode(row) for name, row in after.items() if row is not None})
-        self.renewed_ms.update(draft.renewed_ms)
+        self.books.absorb(
+            draft.changes, moment, self.revision, {name: encode(row) for name, row in after.items() if row is not None}
+        )
+        self.renewed_ms.update(draft.changes.renewed_ms)
         self.deeds.append(AppliedOperation(claim, by, changed))
         for name, row in after.items():
             if row is None:
@@ -135,7 +137,7 @@ def books_of(rows: Mapping[str, AnyObject]) -> Books:
             continue
         draft = Draft(books, long_ago)
         draft.put(row)
-        books.absorb(draft, ORIGIN_REVISION, {name: encode(row)})
+        books.absorb(draft.changes, long_ago, ORIGIN_REVISION, {name: encode(row)})
     return books
 
 

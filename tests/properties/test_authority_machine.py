@@ -19,7 +19,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from remit.client.endpoint import EndpointError, NotLeader, OutcomeUnknown
 from remit.commitment.authority import LeadershipLost
-from remit.commitment.recovery import acknowledged_after
+from remit.commitment.outcomes import BATCH_PREFIX, batch_key, decode_batch
+from remit.commitment.recovery import read_rows
 from remit.commitment.standby import Standby
 from remit.law.lifecycle import TRANSITIONS
 from remit.model.claims import (
@@ -440,7 +441,9 @@ class FaultyScopeMachine(RuleBasedStateMachine):
         snapshot, sequence, known = self.backup
         old, lost = self.r.store.inner, set(self.r.answers) - known
         ran = [row.key for row in snapshot.rows if row.key.startswith("replica/")]
-        listed = {entry.id async for _, entry in acknowledged_after(old, sequence)}
+        revision = await old.revision()
+        batches = read_rows(old, BATCH_PREFIX, lambda: revision, after=batch_key(sequence))
+        listed = {entry.id async for row in batches for entry in decode_batch(row.value).entries}
         assert lost <= listed, f"acknowledged after the backup, and not listed: {lost - listed}"
         await self.r.restore(snapshot)
         await self.r.take_over()

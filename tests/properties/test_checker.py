@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.commitment import decide, draft, outcomes
+from remit.commitment import decide, draft_replicas, outcomes
 from remit.commitment.rulings import grants, placement, transitions
 from remit.commitment.rulings.registry import RULINGS
 from remit.law import ledgers
@@ -179,8 +179,8 @@ def _apply_and_refuse(drawn: Any, operation: Operation, claim: Bind) -> Refused:
 
 def _move_to_other_node(drawn: Any, operation: Operation, claim: Move) -> Any:
     answer = transitions.move(drawn, operation, claim)
-    replica = drawn.replicas[claim.replica]
-    drawn.replicas[claim.replica] = replace(replica, status=replace(replica.status, node="n2"))
+    replica = drawn.changes.replicas[claim.replica]
+    drawn.changes.replicas[claim.replica] = replace(replica, status=replace(replica.status, node="n2"))
     return answer
 
 
@@ -198,7 +198,7 @@ BUGS: list[tuple[Scenario, str, str, Any]] = [
     ),
     (move_by_other_role, "phases_move_along_edges", "moving.OWNERS", {**OWNERS, "serve": Role.REPAIR}),
     (bind_at_stale_epoch, "accepted_entries_held_their_lease", "decide.check_fence", lambda *_: None),
-    (bind_one_of_gang, "gangs_are_bound_together", "Draft.bound_count", lambda *_: 99),
+    (bind_one_of_gang, "gangs_are_bound_together", "DraftReplicas.bound_count", lambda *_: 99),
     (bind_before_victims_stopped, "reservations_are_committed_once", "placing.still_holds", lambda *_: False),
     (bind_on_expired_grant, "draws_are_on_living_grants", "placing.check_alive", lambda *_: None),
     (repeat_operation_id, "one_outcome_per_operation", "Outcomes.check_id", lambda *_: None),
@@ -222,7 +222,7 @@ BUGS: list[tuple[Scenario, str, str, Any]] = [
 ]
 PLACES: dict[str, Any] = {
     "granting": grants, "placing": placement, "moving": transitions, "decide": decide,
-    "Draft": draft.Draft, "GrantLedger": ledgers.GrantLedger,
+    "DraftReplicas": draft_replicas.DraftReplicas, "GrantLedger": ledgers.GrantLedger,
     "Outcomes": outcomes.Outcomes,
 }  # fmt: skip
 

@@ -80,7 +80,6 @@ class IndependentEvaluation:
             effects_seen["boost", work] = min(
                 USER_PRIORITY_MAX - 7, sum(row.spec.by for row in self.of("boost") if self.works(row, work))
             )
-            effects_seen["lent", work] = sorted({row.spec.budget for row in self.of("lend-budget") if self.works(row, work)})
             pins = [row for row in self.of("pin") if self.works(row, work)]
             effects_seen["pinned", work] = [row.metadata.name for row in pins] or None
             for place in PLACES:
@@ -90,7 +89,6 @@ class IndependentEvaluation:
                 )
         for place in PLACES:
             effects_seen["avoided", place] = first(row for row in self.of("avoid") if self.stands(row, place))
-            effects_seen["frozen", place] = first(row for row in self.of("freeze-autoscaler") if self.stands(row, place[:3]))
         return effects_seen
 
     def _holds(self, row: Override, work: tuple[str, str], place: tuple[str, ...]) -> bool:
@@ -110,16 +108,13 @@ def everything(effects: ActiveOverrides) -> dict[Any, Any]:
     for work in WORK:
         effects_seen["paused", work] = effects.paused_by(*work)
         effects_seen["boost", work] = effects.boost(*work, 7)
-        effects_seen["lent", work] = list(effects.lent_budgets(*work))
         pins = effects.pinned_places(*work)
         effects_seen["pinned", work] = None if pins is None else [pin.override for pin in pins]
         for place in PLACES:
-            effects_seen["kept off", work, place] = effects.excluded_by(*work, *place)
+            effects_seen["kept off", work, place] = next((pin.override for pin in pins or () if not pin.covers(*place)), "")
             effects_seen["held", work, place] = effects.repair_held_by(*work, *place)
-            assert (effects.excluded_by(*work, *place) == "") == all(pin.covers(*place) for pin in pins or ())
     for place in PLACES:
         effects_seen["avoided", place] = effects.avoided_by(*place)
-        effects_seen["frozen", place] = effects.autoscaler_frozen_by(*place[:3])
         assert (effects.avoided_by(*place) != "") == any(places.covers(*place) for places in effects.excluded_places)
     return effects_seen
 

@@ -23,7 +23,7 @@ from tests.properties.test_pipelined_batches import SORTS, TwinScopes, one_by_on
 from tests.unit.commitment.authority_fixture import T1, bind, spawn_replicas
 from tests.unit.commitment.test_recovery import acquire_leases, mark_node, restore_backup
 
-BIND_FAST = placement._bind_fast
+FITS_PLAINLY = placement.fits_plainly
 
 
 @settings(max_examples=settings().max_examples // 2 or 1)
@@ -35,7 +35,7 @@ def test_fast_bind_equals_bind_by_rules(sorts: set[int], rounds: list[list[tuple
         for deeds in rounds:
             asks = twins.collected(deeds)
             found = twins.do(one_by_one(twins.r, asks))
-            with mock.patch.multiple(placement, _bind_fast=lambda *_: False, _reserve_fast=lambda *_: False):
+            with mock.patch.object(placement, "fits_plainly", lambda *_: False):
                 expected = twins.do(one_by_one(twins.other, asks))
             assert plain(found) == plain(expected)
             assert twins.r.row("head") == twins.other.row("head")
@@ -49,10 +49,10 @@ def recording_fast_binds() -> tuple[list[bool], Any]:
     taken: list[bool] = []
 
     def record(*arguments: Any) -> bool:
-        taken.append(BIND_FAST(*arguments))
+        taken.append(FITS_PLAINLY(*arguments))
         return taken[-1]
 
-    return taken, mock.patch.object(placement, "_bind_fast", record)
+    return taken, mock.patch.object(placement, "fits_plainly", record)
 
 
 @story

@@ -23,8 +23,8 @@ from tests.properties.test_authority_machine import books, summed
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas, transition_claim
 
 NODES = ("n1", "n2")
-WITHOUT_FAST_PATH: dict[str, Any] = {"_bind_fast": lambda *_: False, "_reserve_fast": lambda *_: False}
-COUNTS = ("node_counts", "population", "reserved", "active", "preemptors")
+WITHOUT_FAST_PATH: dict[str, Any] = {"fits_plainly": lambda *_: False}
+COUNTS = ("population", "reserved", "active", "preemptors")
 HERE = Placement(zones=("a",))
 
 DEEDS = ("reserve", "reserve", "stop", "stopped", "stopped", "bind", "bind", "unreserve", "shrink", "quota")
@@ -85,6 +85,7 @@ async def compare_paths(cpu: str, batches: list[list[tuple[str, int, int, int]]]
             assert found == expected
             assert quick.row("head") == slow.row("head")
             assert books(quick.books) == books(slow.books) == summed(quick)
+            assert quick.books.peers.node_counts == slow.books.peers.node_counts
             assert [getattr(quick.books, name) for name in COUNTS] == [getattr(slow.books, name) for name in COUNTS]
             assert [*stale(quick.books), *stale(slow.books)] == []
     finally:
@@ -101,24 +102,20 @@ def test_fast_reservation_equals_reservation_by_rules(cpu: str, batches: list[li
 def test_reservation_and_its_bind_take_fast_path() -> None:
     """Otherwise the property above would compare nothing."""
     taken: list[tuple[str, bool]] = []
+    decide = placement.fits_plainly
 
-    def recorded(name: str) -> Any:
-        decide = getattr(placement, name)
-
-        def record(*arguments: Any) -> bool:
-            taken.append((name, decide(*arguments)))
-            return taken[-1][1]
-
-        return record
+    def recorded(draft: Any, operation: Any, claim: Any, *arguments: Any) -> bool:
+        taken.append((type(claim).__name__, decide(draft, operation, claim, *arguments)))
+        return taken[-1][1]
 
     async def scenario(scope: Scope) -> None:
         key = await cleared_reservation(scope)
         await scope.must(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
         assert scope.phase(key) == "bound"
 
-    with mock.patch.multiple(placement, _bind_fast=recorded("_bind_fast"), _reserve_fast=recorded("_reserve_fast")):
+    with mock.patch.object(placement, "fits_plainly", recorded):
         run(run_in_full_scope("2", scenario))
-    assert taken[-2:] == [("_reserve_fast", True), ("_bind_fast", True)]
+    assert taken[-2:] == [("Reserve", True), ("Bind", True)]
 
 
 async def cleared_reservation(scope: Scope) -> str:

@@ -327,7 +327,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             )
 
     def _overdrawn(self) -> set[str]:
-        ledgers = self.scheduler.view.ledgers
+        ledgers = self.scheduler.view.quota_ledgers.ledgers
         return {name for name, ledger in ledgers.items() if any(left < 0 for left in ledger.free.values())}
 
     # -- invariants --------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def sums_of_view(view: SchedulerView) -> dict[str, Any]:
         whole = {device.name: 1000 for device in node.spec.devices}
         for device in {**whole, **columns.used[row]}:
             free[name, f"@{device}"] = whole.get(device, 0) - columns.used[row].get(device, 0)
-    ledgers = view.ledgers
+    ledgers = view.quota_ledgers.ledgers
     return {
         "free": {which: left for which, left in free.items() if left},
         "left": {(g, name): n for g, ledger in ledgers.items() for name, n in ledger.free.items() if n},
@@ -169,22 +169,22 @@ class ViewMachine(AuthorityMachine):
         assert node is not None
         names = [device.name for device in node.spec.devices]
         devices = {names[0]: 400} if names and view.requirements_of(slot).device_shares else {}
-        view.assume(slot, row, devices, view.requirements_of(slot).quota)
+        view.holds.assume(slot, row, devices, view.requirements_of(slot).quota)
         assert slot in view.assumed
 
     @rule(n=NUMBER)
     def forget_assumption(self, n: int) -> None:
         if self.view.assumed:
             slot = list(self.view.assumed)[n % len(self.view.assumed)]
-            assert self.view.forget(slot)
-            assert not self.view.forget(slot)
+            assert self.view.holds.forget(slot)
+            assert not self.view.holds.forget(slot)
 
     @rule(ms=st.sampled_from([1_000, 20_000, 30_000]))
     def expire_assumptions(self, ms: int) -> None:
         self.clock.at_ms += ms
-        old = self.view.expire_assumed(self.clock.at_ms)
+        old = self.view.holds.expire_assumed(self.clock.at_ms)
         assert all(self.clock.at_ms - one.at_ms < 30_000 for one in self.view.assumed.values())
-        assert all(slot in self.view.take_changes().pending for slot in old[:1])
+        assert all(slot in self.view.changes.take().pending for slot in old[:1])
 
     @invariant()
     def view_equals_fresh_list(self) -> None:
@@ -227,17 +227,17 @@ class ViewMachine(AuthorityMachine):
         draft = Draft(books, DecisionTime(0, "", {}, 0, 0, ""))
         for slot in view.replicas.pending():
             generation = view.shapes.info(view.replicas.at.generation[slot])
-            ask = books.requirements_of((generation.tenant, generation.workload, generation.number))
+            ask = books.requirements.of((generation.tenant, generation.workload, generation.number))
             assert ask is not None
             assert (ask.placeable, ask.gang) == (generation.open, generation.gang)
             for index in (
                 *(term.peers for term in (*ask.spread, *ask.affinity, *ask.anti_affinity)),
                 *owned_anti_affinity(ask),
             ):
-                assert view.peers.total(index) == draft.total(index)
+                assert view.peers.total(index) == draft.peers.total(index)
             fits = mask(translate_requirements(view.requirements_of(slot), view.columns), view.columns, view.peers, RULES)
             for name, row in view.columns.rows.items():
-                whose = misfits(ask, books.nodes[name], draft)
+                whose = misfits(ask, books.nodes[name], draft.peers)
                 assert bool(fits[row]) == (not whose), f"{view.replicas.keys[slot]} on {name}: {whose}"
 
 

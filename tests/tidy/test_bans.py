@@ -95,3 +95,10 @@ def test_world_may_use_time_and_randomness() -> None:
 
 def test_relative_import_is_banned() -> None:
     assert "TID252" in ruff("src/remit/law/planted.py", "from .fit import fits\n\n__all__ = ['fits']\n")
+
+
+@pytest.mark.parametrize(("branches", "is_reported"), [(19, False), (20, True)])
+def test_a_function_is_too_complex__ruff_reports_it(branches: int, is_reported: bool) -> None:
+    body = "".join(f"    if number == {i}:\n        number += 1\n" for i in range(branches))
+    text = f"def planted(number: int) -> int:\n{body}    return number\n"
+    assert ("C901" in ruff("src/remit/law/planted.py", text)) == is_reported

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.source_tree import ROOT
+from tests.tidy.source_tree import ROOT, modules
 
 LINT = Path(sys.executable).parent / "lint-imports"
 
@@ -121,3 +122,33 @@ def test_existing_package_is_not_marked_optional() -> None:
         if any(package_root.glob(f"{name_}.py")) or any(package_root.glob(f"{name_}/*.py"))
     }
     assert not built, f"built, so take off the parentheses in pyproject.toml and ARCHITECTURE.md: {sorted(built)}"
+
+
+ACYCLIC_ROOMS = ("law", "commitment", "observation", "proposal", "correction", "simulate")
+
+
+def imported_names(tree: ast.AST) -> set[str]:
+    """Every module or name that a module imports, also under TYPE_CHECKING and inside functions."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("room", ACYCLIC_ROOMS)
+def test_modules_of_a_room_import_each_other__there_is_no_cycle(room: str) -> None:
+    trees = {
+        module.path.removeprefix("src/").removesuffix(".py").replace("/", "."): module.tree
+        for module in modules()
+        if module.path.startswith(f"src/remit/{room}/")
+    }
+    imports = {name: imported_names(tree) & trees.keys() for name, tree in trees.items()}
+    while leaves := [name for name, others in imports.items() if not others]:
+        for leaf in leaves:
+            del imports[leaf]
+        for others in imports.values():
+            others.difference_update(leaves)
+    assert not imports, "these modules form cycles, or import modules that do"

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 from msgspec.structs import replace
 
 from remit.bench.report import BenchAim, BenchReport, print_progress
-from remit.simulate.scenarios import Scenario, parse
+from remit.simulate.scenario_types import Scenario
+from remit.simulate.scenarios import parse
 from remit.simulate.seed_runner import RunTotals, SeedTask, cpu_s, run_seeds
 from remit.simulate.world.event_loop import SimLoop
 from remit.world.clock import BootClock

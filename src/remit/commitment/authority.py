@@ -415,9 +415,9 @@ class Authority:
         if self._position.head != head:
             return None
         revision = self._position.revision
-        self.books.absorb(prepared.draft, revision, dict(prepared.puts))
+        self.books.absorb(prepared.draft.changes, prepared.draft.time, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
-        self.renewals.record_acquired(prepared.draft.renewed_ms)
+        self.renewals.record_acquired(prepared.draft.changes.renewed_ms)
         self._oldest_batch = prepared.oldest
         self.metrics.record_batch(prepared.batch.entries, self.clock.now_ms() - began_ms)
         return revision

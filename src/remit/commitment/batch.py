@@ -212,9 +212,9 @@ def prepare(base: BatchBase, operations: Sequence[Operation], known_errors: Mapp
     entries: dict[str, AuditEntry] = {}
     answers: list[BatchAnswer] = []
     audited: list[AuditEntry] = []
-    replicas_limit = len(draft.replicas) + base.replicas_max
+    replicas_limit = len(draft.changes.replicas) + base.replicas_max
     for operation in operations:
-        if len(draft.replicas) > replicas_limit:
+        if len(draft.changes.replicas) > replicas_limit:
             break
         try:
             id_, names = operation.id, audit_names(operation)
@@ -268,10 +268,10 @@ def encode_draft(
 ) -> PreparedBatch:
     """Encode a draft as the rows to write, with the row of the batch itself and, if given, a marker row."""
     if base.previous is not None:
-        draft.subtract(base.previous.draft)
+        draft.changes.subtract(base.previous.draft.changes)
     puts: list[tuple[str, bytes]] = [] if marker is None else [marker]
     deletes: list[str] = []
-    for changes in (draft.replicas, draft.objects, draft.notes):
+    for changes in (draft.changes.replicas, draft.changes.objects, draft.changes.notes):
         for name, obj in changes.items():
             if obj is None:
                 deletes.append(name)
@@ -282,7 +282,7 @@ def encode_draft(
                 cache_decoded(row, obj)  # lets readers in this process reuse the decoded object
             else:
                 _check_decodable(name, row)
-    if draft.notes:
+    if draft.changes.notes:
         deletes += _expire_notes(base, draft)
     sequence = base.head.sequence + 1
     batch = _batch_record(base, (*entries.values(), *audited))
@@ -296,17 +296,17 @@ def encode_draft(
 
 def _expire_notes(base: BatchBase, draft: Draft) -> Iterator[str]:
     """Yield the keys of the oldest notes beyond the limit, and mark them deleted in the draft."""
-    if len(base.books.notes) + len(draft.notes) <= NOTES_MAX // 2:
+    if len(base.books.notes) + len(draft.changes.notes) <= NOTES_MAX // 2:
         return
     notes_left = dict.fromkeys(base.books.notes)
-    for notes in (*(() if base.previous is None else (base.previous.draft.notes,)), draft.notes):
+    for notes in (*(() if base.previous is None else (base.previous.draft.changes.notes,)), draft.changes.notes):
         for name, note in notes.items():
             notes_left.pop(name, None)
             if note is not None:
                 notes_left[name] = None
     for name in list(islice(notes_left, max(len(notes_left) - NOTES_MAX, 0))):
-        if name not in draft.notes:
-            draft.notes[name] = None
+        if name not in draft.changes.notes:
+            draft.changes.notes[name] = None
             yield name
 
 

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from remit.commitment.books import Books, generation_of
+from remit.commitment.books import Books
+from remit.commitment.generations import generation_of
 from remit.law.charges import attempt_key
 from remit.law.ledgers import DEVICE_PREFIX
 from remit.law.lifecycle import HOLDING_PHASES
@@ -33,7 +34,7 @@ def _holding(books: Books) -> dict[str, tuple[Replica, dict[str, int], dict[str,
     """Return every replica that holds capacity, with its resources on the node and its charge on its grants."""
     holding = {}
     for name, replica in replicas(books):
-        requirements = books.requirements_of(generation_of(replica))
+        requirements = books.requirements.of(generation_of(replica))
         if replica.status.phase in HOLDING_PHASES and requirements is not None:
             needs = {
                 **dict(requirements.resources),

@@ -113,7 +113,7 @@ async def _absorb_rows(store: Store, books: Books, prefix: str, revision_now: Re
     async for row in read_rows(store, prefix, revision_now):
         draft = Draft(books, time, takeover=True)
         draft.put(_decode_row(row))
-        books.absorb(draft, row.revision, {row.key: row.value})
+        books.absorb(draft.changes, time, row.revision, {row.key: row.value})
 
 
 async def _absorb_grants(store: Store, books: Books, prefix: str, revision_now: RevisionSource, time: DecisionTime) -> None:
@@ -128,7 +128,7 @@ async def _absorb_grants(store: Store, books: Books, prefix: str, revision_now: 
             row, grant = grants.pop(name)
             draft = Draft(books, time, takeover=True)
             draft.put(grant)
-            books.absorb(draft, row.revision, {row.key: row.value})
+            books.absorb(draft.changes, time, row.revision, {row.key: row.value})
 
 
 async def _absorb_replicas(store: Store, books: Books, prefix: str, revision_now: RevisionSource, time: DecisionTime) -> None:
@@ -142,7 +142,7 @@ async def _absorb_replicas(store: Store, books: Books, prefix: str, revision_now
         if replica.status.phase is Phase.RESERVED:
             reserved.append((row, replica))
             continue
-        draft.put_replica(row.key, None, replica)
+        draft.replicas.put(row.key, None, replica)
         encoded[row.key], revisions[row.key] = row.value, row.revision
         if len(encoded) >= PAGE_ROWS_MAX:
             _absorb_page(books, draft, encoded, revisions)
@@ -150,7 +150,7 @@ async def _absorb_replicas(store: Store, books: Books, prefix: str, revision_now
     _absorb_page(books, draft, encoded, revisions)
     for row, replica in reserved:
         draft = Draft(books, time, takeover=True)
-        draft.put_replica(row.key, None, replica)
+        draft.replicas.put(row.key, None, replica)
         _absorb_page(books, draft, {row.key: row.value}, {row.key: row.revision})
 
 
@@ -159,7 +159,7 @@ _ABSORBERS: Final = {"Grant": _absorb_grants, "Replica": _absorb_replicas}
 
 
 def _absorb_page(books: Books, draft: Draft, encoded: dict[str, bytes], revisions: dict[str, int]) -> None:
-    books.absorb(draft, 0, encoded)
+    books.absorb(draft.changes, draft.time, 0, encoded)
     for name, revision in revisions.items():
         books.replicas[name] = (revision, encoded[name])
 
@@ -209,11 +209,11 @@ async def needs_distrust(store: Store, incarnation: str) -> bool:
 def mark_replicas_unknown(draft: Draft, names: Iterable[str]) -> None:
     """Mark these replicas unknown, where a node may be running them."""
     for name in names:
-        entry = draft.replica(name)
+        entry = draft.replicas.get(name)
         if entry is None or find_transition("distrust", entry[0].status.phase) is None:
             continue
         status = replace(entry[0].status, phase=Phase.UNKNOWN, before=entry[0].status.phase.value, reason="restored")
-        draft.put_replica(name, entry[0], replace(entry[0], status=status))
+        draft.replicas.put(name, entry[0], replace(entry[0], status=status))
 
 
 def is_new_store(position: ChainPosition, has_batches: bool) -> bool:

@@ -52,9 +52,9 @@ def still_holds(replica: Replica, attempt: str) -> bool:
 
 
 def same_charge(old: Replica, new: Replica) -> bool:
+    """Whether two versions of a replica post the same, apart from what victims of a reservation still hold."""
     a, b = old.status, new.status
-    reserved = Phase.RESERVED in (a.phase, b.phase)
-    return a.node == b.node and a.devices == b.devices and a.grants == b.grants and not reserved
+    return a.node == b.node and a.devices == b.devices and a.grants == b.grants
 
 
 def node_charge(requirements: Requirements, devices: Mapping[str, int]) -> Pairs:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from remit.model.claims import Code
-from remit.model.kinds import Device, DeviceRequest, NodeExpression
+from remit.model.kinds import Device, DeviceRequest, Node, NodeExpression, NodeHealth
 from remit.model.metadata import Deadline
 from remit.model.resources import WHOLE_DEVICE, Amount
 
@@ -188,6 +188,25 @@ class PeerCounts(Protocol):
         ...
 
 
+def is_ready(node: Node) -> bool:
+    """Whether the node's agent reports regularly. A node in any other health takes no new work."""
+    return node.status.health is NodeHealth.READY
+
+
+def is_open(node: Node) -> bool:
+    """Whether the node is neither cordoned, nor draining, nor being deleted."""
+    return not (node.spec.unschedulable or node.spec.draining or node.metadata.deleting)
+
+
+def takes_new_work(node: Node) -> bool:
+    return is_ready(node) and is_open(node)
+
+
+def keeps_work(node: Node) -> bool:
+    """Whether replicas on the node may stay there. Those on a cordoned node stay; no new ones are placed beside them."""
+    return is_ready(node) and not node.spec.draining
+
+
 def ready(requirements: Requirements, node: NodeView, peers: PeerCounts) -> BoolOrMask:
     return node.ready
 
@@ -231,12 +250,14 @@ def devices(requirements: Requirements, node: NodeView, peers: PeerCounts) -> Bo
     model B would satisfy both {A, B} and {B, C}.
     """
     fits: BoolOrMask = True
-    for wanted in requirements.whole_devices:
+    for requested in requirements.whole_devices:
         inside = sum(
-            o.amount for o in requirements.whole_devices if o.kind == wanted.kind and _is_subset(o.models, wanted.models)
+            other.amount
+            for other in requirements.whole_devices
+            if other.kind == requested.kind and _is_subset(other.models, requested.models)
         )
         fits = fits & (
-            sum(node.whole_devices.get((wanted.kind, model), 0) for model in wanted.models or (ANY_MODEL,)) >= inside
+            sum(node.whole_devices.get((requested.kind, model), 0) for model in requested.models or (ANY_MODEL,)) >= inside
         )
     return fits
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from remit.law.fit import ANY_MODEL, DeviceModel
+from remit.law.fit import ANY_MODEL, DeviceModel, is_open, is_ready
 from remit.law.selectors import domain_of, match_labels
-from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint, Tenant
+from remit.model.kinds import Node, NodeExpression, Taint, Tenant
 from remit.model.objects import encode
 from remit.model.records import Grant, GrantPhase
 from remit.model.resources import WHOLE_DEVICE, Amount
@@ -45,8 +45,8 @@ class NodeFacts:
         self.node = node
         self.region, self.zone, self.pool = spec.region, spec.zone, spec.pool
         self.taints: tuple[Taint, ...] = spec.taints
-        self.ready = node.status.health is NodeHealth.READY
-        self.open = not (spec.unschedulable or spec.draining or node.metadata.deleting)
+        self.ready = is_ready(node)
+        self.open = is_open(node)
         # Bytes, because they cache their hash. Nodes with equal attributes share the results of the static rules.
         self.node_attributes = encode([self.region, self.zone, self.pool, self.taints, sorted(node.metadata.labels.items())])
         self.capacity = {**dict(spec.capacity.pairs), **{DEVICE_PREFIX + d.name: WHOLE_DEVICE for d in spec.devices}}
@@ -85,28 +85,21 @@ class NodeLedger:
     capacity. Implements `fit.NodeView`.
     """
 
-    __slots__ = ("facts", "free", "holders")
+    __slots__ = ("facts", "free", "holders", "node_attributes", "open", "ready")
 
     def __init__(self, node: Node) -> None:
-        self.facts = NodeFacts(node)
+        self._set_facts(NodeFacts(node))
         self.holders = 0
         self.free: dict[str, int] = self.facts.capacity.copy()
+
+    def _set_facts(self, facts: NodeFacts) -> None:
+        """Set the attributes, and copy the ones that every fit check reads."""
+        self.facts = facts
+        self.ready, self.open, self.node_attributes = facts.ready, facts.open, facts.node_attributes
 
     @property
     def node(self) -> Node:
         return self.facts.node
-
-    @property
-    def ready(self) -> bool:
-        return self.facts.ready
-
-    @property
-    def open(self) -> bool:
-        return self.facts.open
-
-    @property
-    def node_attributes(self) -> bytes:
-        return self.facts.node_attributes
 
     @property
     def region(self) -> str:
@@ -146,7 +139,8 @@ class NodeLedger:
 
     def copy(self) -> NodeLedger:
         ledger = NodeLedger.__new__(NodeLedger)
-        ledger.facts, ledger.free, ledger.holders = self.facts, self.free.copy(), self.holders
+        ledger._set_facts(self.facts)
+        ledger.free, ledger.holders = self.free.copy(), self.holders
         return ledger
 
     def post(self, pairs: Pairs, sign: int) -> None:

@@ -90,11 +90,6 @@ class ActiveOverrides:
         pins = self._index_of("pin").by_work(tenant, workload)
         return tuple(self._pins[name] for name in sorted(pins)) or None
 
-    def excluded_by(self, tenant: str, workload: str, region: str, zone: str, pool: str, node: str) -> str:
-        """Returns the pin of this workload that does not cover this place."""
-        pins = self.pinned_places(tenant, workload) or ()
-        return next((pin.override for pin in pins if not pin.covers(region, zone, pool, node)), "")
-
     def boost(self, tenant: str, workload: str, priority: int = 0) -> int:
         """Returns how much is added to this `priority`. The sum never exceeds USER_PRIORITY_MAX."""
         boosts = self._index_of("boost").by_work(tenant, workload)
@@ -108,15 +103,6 @@ class ActiveOverrides:
         by_work = {**index.by_work(tenant, workload), **index.no_work}
         by_place = {**index.by_place(region, zone, pool, node), **index.no_place}
         return _first_name({name: override for name, override in by_work.items() if name in by_place})
-
-    def autoscaler_frozen_by(self, region: str, zone: str, pool: str) -> str:
-        """Returns the override that forbids the autoscaler to add or remove nodes there."""
-        return _first_name(self._index_of("freeze-autoscaler").by_place(region, zone, pool, ""))
-
-    def lent_budgets(self, tenant: str, workload: str) -> tuple[str, ...]:
-        """Returns the budgets that this workload may draw on besides its own."""
-        matching = self._index_of("lend-budget").by_work(tenant, workload)
-        return tuple(sorted({override.spec.budget for override in matching.values()}))
 
     def _index_of(self, effect: OverrideEffect) -> _OverrideIndex:
         return self._by_effect.get(effect, _NO_OVERRIDES)

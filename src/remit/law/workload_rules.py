@@ -1,8 +1,9 @@
-"""Workload rules: initial replicas, generation equivalence, progress by stage.
+"""Workload rules: initial replicas, generation equivalence, progress by stage, and what limits a workload.
 
 Progress is counted from the phases of a workload's replicas when it is read. It is not stored, because then every transition
-of a replica would need a second write. Each replica is in exactly one stage; `limit` names the earliest stage in which
-replicas are held up.
+of a replica would need a second write. Each replica is in exactly one stage. A workload is limited by the earliest stage in
+which replicas are held up; for people, the reason is added from decisions and conditions. Conditions, the API's explanations
+and the command line use the same rules.
 
 Every change of a workload's spec creates a new generation. Most changes concern the replicas, which are then replaced.
 Changes of the number of replicas, or of how the workload is managed, are equivalent for a replica: scaling a service does
@@ -11,13 +12,15 @@ not restart it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from remit.model.kinds import Disruption, Rollout, WorkloadSpec
-from remit.model.records import GenerationSpec, Phase
+from remit.model.kinds import Disruption, Rollout, Workload, WorkloadSpec
+from remit.model.metadata import Condition
+from remit.model.records import Decision, GenerationSpec, Phase, Replica
 from remit.model.resources import Duration
 
 P = Phase
@@ -87,6 +90,181 @@ def progress(type_: Literal["job", "service", "daemon"], desired: int, phases: I
     counts["admitted"] = max(0, desired - created)
     limit = next((reason for stage, reason in STAGE_REASONS.items() if counts[stage] and stage not in _FINAL_STAGES[type_]), "")
     return WorkloadProgress(**counts, limit=limit)
+
+
+TARGET_PHASES: Final = {
+    "job": frozenset({P.RUNNING, P.READY, P.SERVING, P.FINISHED}),
+    "service": frozenset({P.READY, P.SERVING}),
+    "daemon": frozenset({P.READY, P.SERVING}),
+}
+"""By type of workload, the phases in which a replica is as far as it has to be."""
+
+ROLLED_OUT: Final = "RolledOut"
+_LIMIT_ORDER: Final = {stage: number for number, stage in enumerate((*STAGE_REASONS, "finished"))}
+
+
+PHASE_DETAILS: Final = {
+    "reserved": "waiting until preempted replicas have stopped",
+    "bound": "waiting for the agent of the node",
+    "starting": "preparing the process",
+    "running": "not ready yet",
+    "ready": "waiting for the endpoints controller",
+    "unknown": "the node does not report",
+    "failed": "waiting to be retried or replaced",
+}
+"""Why a replica is in a phase, if its status has no reason."""
+_LIMIT_DETAILS: Final = {"missing": "replicas that are not created yet", **PHASE_DETAILS}
+
+
+class PendingReason(NamedTuple):
+    """Why a replica is pending, according to the last decision about it. `never`: only a change of the spec can help."""
+
+    reason: str
+    detail: str = ""
+    never: bool = False
+    revision: int = 0
+
+
+PendingReasons = Mapping[tuple[str, str], PendingReason]
+"""Reasons by tenant and replica."""
+
+
+class Limit(NamedTuple):
+    """The obstacle between a workload and its desired state. `code` is the code of a reason, or a phase."""
+
+    code: str = ""
+    detail: str = ""
+    never: bool = False
+
+
+NO_LIMIT: Final = Limit()
+
+
+def pending_reasons(decisions: Iterable[Decision]) -> dict[tuple[str, str], PendingReason]:
+    """Returns the reason of the latest decision that left a replica pending, by tenant and replica."""
+    reasons: dict[tuple[str, str], PendingReason] = {}
+    for decision in decisions:
+        spec, revision = decision.spec, decision.metadata.revision
+        if not spec.reason:
+            continue
+        for path, node in spec.replicas.items():
+            tenant, _, name = path.partition("/")
+            known = reasons.get((tenant, name))
+            if not node and (known is None or known.revision <= revision):
+                reasons[tenant, name] = PendingReason(spec.reason, spec.detail, spec.never, revision)
+    return reasons
+
+
+def pending_reason(replica: Replica, reasons: PendingReasons) -> PendingReason | None:
+    """Returns why a replica is pending. Decisions older than the replica's revision are about earlier attempts."""
+    reason = reasons.get((replica.metadata.tenant, replica.metadata.name))
+    return reason if reason is not None and reason.revision >= replica.metadata.revision else None
+
+
+def desired_replicas(workload: Workload, existing: int) -> int:
+    """Returns how many replicas a reader should expect. Only the controller knows the number of eligible nodes of a daemon, so
+    its existing replicas are counted.
+    """
+    spec = workload.spec
+    if workload.metadata.deleting:
+        return 0
+    if spec.type == "daemon":
+        return existing
+    return spec.completions or spec.replicas if spec.type == "job" else spec.replicas
+
+
+def existing_replicas(type_: str, counts: Mapping[Phase, int]) -> int:
+    """Returns how many replicas exist. A finished replica of a job does not, although it may not be released yet."""
+    gone = (P.RELEASED, P.FINISHED) if type_ == "job" else (P.RELEASED,)
+    return sum(count for phase, count in counts.items() if phase not in gone)
+
+
+def missing_replicas(workload: Workload, counts: Mapping[Phase, int]) -> int:
+    """Returns how many replicas are not created yet; of a job with completions, how many may be created now."""
+    spec, existing = workload.spec, existing_replicas(workload.spec.type, counts)
+    if workload.metadata.deleting or spec.type == "daemon":
+        return 0
+    if spec.type != "job":
+        return max(0, spec.replicas - existing)
+    created = sum(counts.values())
+    return 0 if _ended(workload) is not None else max(0, min(desired_replicas(workload, 0) - created, spec.replicas - existing))
+
+
+def completed_replicas(replicas: Iterable[Replica]) -> int:
+    """Returns how many replicas of a job have ended well."""
+    return sum(replica.status.result == "ok" and replica.status.phase in (P.FINISHED, P.RELEASED) for replica in replicas)
+
+
+def limiting_factor(workload: Workload, counts: Mapping[Phase, int], pending: Limit | None) -> Limit:
+    """Returns what limits a workload, given its replicas by phase and, if some are pending, why they are."""
+    if workload.metadata.deleting:
+        return Limit("deleting", "its replicas are stopped first")
+    limit = _ended(workload) or pending or _reported_limit(workload)
+    if limit is not None:
+        return limit
+    if missing_replicas(workload, counts):
+        return Limit("missing")
+    return phase_limit(workload.spec.type, counts)
+
+
+def phase_limit(type_: Literal["job", "service", "daemon"], counts: Mapping[Phase, int]) -> Limit:
+    """Returns the phase of the replicas that are held up in the earliest stage, in the order of `progress`."""
+    held_up = [phase for phase, count in counts.items() if count and phase not in (*TARGET_PHASES[type_], P.RELEASED)]
+    if not held_up:
+        return NO_LIMIT
+    phase = min(held_up, key=lambda phase: (_LIMIT_ORDER[_STAGE[phase]], -counts[phase]))
+    return Limit(phase.value)
+
+
+def limit_of(workload: Workload, replicas: Sequence[Replica], reasons: PendingReasons) -> Limit:
+    """Returns what limits a workload, given all of its replicas and the recorded reasons of the pending ones."""
+    if workload.spec.type == "job" and 0 < desired_replicas(workload, 0) <= completed_replicas(replicas):
+        return NO_LIMIT
+    pending = [replica for replica in replicas if replica.status.phase is P.PENDING]
+    counts = Counter(replica.status.phase for replica in replicas)
+    limit = limiting_factor(workload, counts, _pending_limit(pending, reasons) if pending else None)
+    stated = (replica.status.reason for replica in replicas if replica.status.phase == limit.code)
+    detail = limit.detail or next(filter(None, stated), _LIMIT_DETAILS.get(limit.code, ""))
+    return limit._replace(detail=detail)
+
+
+def _ended(workload: Workload) -> Limit | None:
+    """Returns how a job ended, if its controllers do nothing more for it."""
+    failed = _current_condition(workload, "Failed")
+    if failed is not None and failed.status == "True":
+        return Limit(failed.reason or "Failed", failed.message, True)
+    complete = _current_condition(workload, "Complete")
+    return Limit(detail="the job is complete") if complete is not None and complete.status == "True" else None
+
+
+def _pending_limit(pending: Iterable[Replica], reasons: PendingReasons) -> Limit:
+    """Returns the most frequent reason, as the latest decision states it."""
+    known = [reason for replica in pending if (reason := pending_reason(replica, reasons)) is not None]
+    if not known:
+        return Limit("queued", "no placement attempt yet")
+    most_frequent = Counter(reason.reason for reason in known).most_common(1)[0][0]
+    latest = max((reason for reason in known if reason.reason == most_frequent), key=lambda reason: reason.revision)
+    return Limit(latest.reason, latest.detail, latest.never)
+
+
+def _reported_limit(workload: Workload) -> Limit | None:
+    """Returns the limit that controllers report for this generation: replicas refused, or a rollout held up."""
+    admitted, rollout = _current_condition(workload, "Admitted"), _current_condition(workload, "Progressing")
+    if admitted is not None and admitted.status == "False":
+        return Limit(admitted.reason, admitted.message)
+    held_up = rollout is not None and rollout.reason != ROLLED_OUT and rollout.message
+    return Limit("rollout", held_up) if held_up else None
+
+
+def _current_condition(workload: Workload, type_: str) -> Condition | None:
+    """Returns a condition if it describes the current generation."""
+    condition = condition_of(workload.status.conditions, type_)
+    is_current = condition is not None and condition.observed_generation == workload.metadata.generation
+    return condition if is_current else None
+
+
+def condition_of(conditions: Iterable[Condition], type_: str) -> Condition | None:
+    return next((condition for condition in conditions if condition.type == type_), None)
 
 
 _ZERO: Final = Duration(0)

@@ -1,10 +1,9 @@
-"""Resource amounts, durations and quantity syntax; hard, reclaimable and soft capacity.
+"""Resource amounts, durations and quantity syntax.
 
 Quantities are exact integers; floats are never used. Bytes are counted in bytes, everything else in thousandths of its unit:
 `cpu: 500m` is 500 and `gpu: 1` is 1000. A quantity that is finer, negative or above 2^63 - 1 is rejected.
 
-Amounts are vectors that can be added. Hard, reclaimable and soft capacity are different types that cannot be added to each
-other.
+Amounts are vectors that can be added.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
-from typing import Final, Self, TypeVar
+from typing import Final
 
 QUANTITY_MAX = (1 << 63) - 1
 DURATION_MS_MAX = 10 * 365 * 24 * 3_600_000
@@ -99,8 +98,6 @@ def format_duration(ms: int) -> str:
             text += f"{count}{unit}"
     return text
 
-
-C = TypeVar("C", bound="_Capacity")
 
 DEVICES_PREFIX = "devices/"
 """Devices are part of an amount as `devices/<kind>`, in thousandths: one whole GPU is 1000, a share of 250m is 250."""
@@ -208,54 +205,6 @@ class Duration(int):
 
     def __str__(self) -> str:
         return format_duration(int(self))
-
-
-class _Capacity:
-    """Capacity of one type. Only capacities of the same type can be added: reclaimable or expected capacity must never back a
-    hard commitment.
-    """
-
-    __slots__ = ("amount",)
-    amount: Amount
-
-    def __init__(self, amount: Amount) -> None:
-        self.amount = amount
-
-    def __add__(self, other: Self) -> Self:
-        return type(self)(self.amount + _require_same_type(self, other).amount)
-
-    def __sub__(self, other: Self) -> Self:
-        return type(self)(self.amount - _require_same_type(self, other).amount)
-
-    def covers(self, amount: Amount) -> bool:
-        return amount <= self.amount
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Capacity) and type(self) is type(other) and self.amount == other.amount
-
-    def __hash__(self) -> int:
-        return hash((type(self).__name__, self.amount))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.amount})"
-
-
-class HardCapacity(_Capacity):
-    """Committed capacity: quota, a reserved recovery pool, an exclusive binding."""
-
-
-class ReclaimableCapacity(_Capacity):
-    """Capacity held by lower-priority work, which can be preempted or drained."""
-
-
-class SoftCapacity(_Capacity):
-    """Expected capacity: hints, forecasts, nodes that an autoscaler may add."""
-
-
-def _require_same_type(this: C, other: C) -> C:
-    if type(this) is not type(other):
-        raise TypeError(f"{type(other).__name__} cannot be added to {type(this).__name__}")
-    return other
 
 
 def _parse_amount_value(name: str, value: object) -> int:

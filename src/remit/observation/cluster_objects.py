@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from remit.law.fit import takes_new_work
 from remit.law.ledgers import ledgers_of
-from remit.model.kinds import Node, NodeHealth, Override, PriorityClass, Tenant
+from remit.model.kinds import Node, Override, PriorityClass, Tenant
 from remit.model.kinds.registry import DEFINITIONS
 from remit.model.objects import dec_hook
 from remit.model.records import Grant, PolicyRevision, Summary
@@ -31,14 +32,15 @@ removed or changed its attributes, so that there may be fewer domains to spread 
 
 
 class ViewChanges:
-    """Changes since they were last taken, each once, in order of first occurrence.
+    """Changes since they were last taken, each once, in order of first occurrence. `version` counts the applied and
+    assumed changes of the view's whole life.
 
     `reset`: the view was listed from nothing, and earlier slots are invalid. `no_longer_pending` are slots that stopped
     being pending or now belong to another replica; process them before `pending`, since a slot may be in both. `ready` are
     reservations whose victims have gone.
     """
 
-    __slots__ = ("no_longer_pending", "pending", "ready", "reset", "unblock_events")
+    __slots__ = ("no_longer_pending", "pending", "ready", "reset", "unblock_events", "version")
 
     def __init__(self, *, reset: bool = False) -> None:
         self.reset = reset
@@ -46,6 +48,24 @@ class ViewChanges:
         self.no_longer_pending: dict[int, None] = {}
         self.ready: dict[int, None] = {}
         self.unblock_events: dict[UnblockKey, None] = {}
+        self.version = 0
+
+    def take(self) -> ViewChanges:
+        """Return the collected changes and start collecting anew."""
+        taken = ViewChanges(reset=self.reset)
+        taken.pending, taken.no_longer_pending = self.pending, self.no_longer_pending
+        taken.ready, taken.unblock_events = self.ready, self.unblock_events
+        self._clear()
+        return taken
+
+    def restart(self) -> None:
+        """Discard changes of earlier slots, which are invalid after a list from nothing."""
+        self._clear()
+        self.reset = True
+
+    def _clear(self) -> None:
+        self.reset = False
+        self.pending, self.no_longer_pending, self.ready, self.unblock_events = {}, {}, {}, {}
 
     def __bool__(self) -> bool:
         return bool(self.reset or self.pending or self.no_longer_pending or self.ready or self.unblock_events)
@@ -245,12 +265,8 @@ class ClusterObjects:
 
 def _may_fit_more(old: Node, new: Node) -> bool:
     """Whether something may fit the new node that did not fit the old one."""
-
-    def is_open(node: Node) -> bool:
-        closed = node.spec.unschedulable or node.spec.draining or node.metadata.deleting
-        return node.status.health is NodeHealth.READY and not closed
-
-    return is_open(new) and (not is_open(old) or old.spec != new.spec or old.metadata.labels != new.metadata.labels)
+    changed = not takes_new_work(old) or old.spec != new.spec or old.metadata.labels != new.metadata.labels
+    return changed and takes_new_work(new)
 
 
 def _node_attributes(node: Node) -> tuple[object, ...]:

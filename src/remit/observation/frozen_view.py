@@ -160,7 +160,7 @@ def compare(view: SchedulerView, other: SchedulerView) -> Iterator[str]:
     for name in sorted({*mine, *theirs}):
         if mine.get(name) != theirs.get(name):
             yield f"{name} is {mine.get(name)} in this view, and {theirs.get(name)} in the other"
-    if (view.policy, view.head, view.revision) != (other.policy, other.head, other.revision):
+    if (view.shapes.policy, view.head, view.revision) != (other.shapes.policy, other.head, other.revision):
         yield f"{view.head} at {view.revision} here, and {other.head} at {other.revision} there; or another policy"
 
 

@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from remit.law.fit import DeviceModel, Requirements, free_devices
+from remit.law.fit import DeviceModel, Requirements, free_devices, is_open, is_ready
 from remit.law.selectors import LabelColumn, domain_of, match_columns
-from remit.model.kinds import Node, NodeExpression, NodeHealth, Taint
+from remit.model.kinds import Node, NodeExpression, Taint
 from remit.observation.column_table import ChangeLog, NameInterner
 
 Ints = npt.NDArray[np.int64]
@@ -175,8 +175,8 @@ class NodeColumns:
         self._set_capacity(row, node)
         self._refresh_devices(row)
         took = bool(self.takes[row])
-        self.ready[row] = node.status.health is NodeHealth.READY
-        self.open[row] = not (node.spec.unschedulable or node.spec.draining or node.metadata.deleting)
+        self.ready[row] = is_ready(node)
+        self.open[row] = is_open(node)
         self.takes[row] = self.ready[row] and self.open[row]
         if old is None or took != self.takes[row] or _node_attributes(old) != _node_attributes(node):
             self._write_attributes(row, node)

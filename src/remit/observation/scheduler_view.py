@@ -2,10 +2,9 @@
 
 The view is built from committed rows and writes nothing.
 
-Every sum is posted with the same functions as the authority's (law/charges.py, law/ledgers.py), so that at one revision both
-have the same free capacity on every node and grant. A scheduler may *assume* a binding that it has proposed and not yet seen
-committed: it is posted like a real one, and taken back when the committed row arrives, when the scheduler forgets it, or after
-a timeout.
+At one revision the view and the authority have the same free capacity on every node and grant. A scheduler may *assume* a
+binding that it has proposed and not yet seen committed (holds.py): it is posted like a real one, and taken back when the
+committed row arrives, when the scheduler forgets it, or after a timeout.
 
 An event is applied as a unit. The holds of all replicas it changes are released according to their old rows before any other
 row changes. The remaining changes may then be applied in any order, also those of merged events.
@@ -14,30 +13,25 @@ row changes. The remaining changes may then be applied in any order, also those 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from remit.law.charges import node_charge, replica_postings
 from remit.law.fit import Requirements
-from remit.law.ledgers import DEVICE_PREFIX, GrantLedger
-from remit.model.records import Phase, PolicyRevision
 from remit.observation.cluster_objects import VIEWED_PREFIXES, ClusterObjects, ViewChanges
 from remit.observation.column_table import NONE
-from remit.observation.node_columns import Ints, NodeColumns
-from remit.observation.postings import PostingBatch, QuotaLedgers
+from remit.observation.holds import AssumedBinding, Holds, rows_holding
+from remit.observation.node_columns import NodeColumns
+from remit.observation.postings import QuotaLedgers
 from remit.observation.reflector import RESTORE_MARKER, ListDiff, ListRange, WatchPosition
 from remit.observation.replica_table import (
-    BOUND_PHASES,
     HOLDS_CAPACITY,
     PENDING,
     PHASE_NUMBERS,
-    RESERVED,
     ReplicaFields,
-    ReplicaHold,
     ReplicaTable,
     decode_replica_fields,
 )
@@ -49,39 +43,15 @@ from remit.world.interfaces import Clock
 LIST_RANGES: Final = (ListRange(RESTORE_MARKER), *map(ListRange, VIEWED_PREFIXES), ListRange("replica/"))
 """The key ranges a view lists, in dependency order: every row comes after the rows it refers to."""
 
-ASSUMED_MS_MAX: Final = 30_000
-"""An assumed binding that is not confirmed within this time is dropped: the claim or its answer was lost."""
-
 _REPLICA: Final = "replica/"
-_NO_DEVICES: Final[Mapping[str, int]] = {}
-
-
-class AssumedBinding(NamedTuple):
-    """A pending replica that is assumed to be bound."""
-
-    row: int
-    devices: Mapping[str, int]
-    grants: tuple[str, ...]
-    generation: int
-    at_ms: int
-
-
-class ReducedReservation(NamedTuple):
-    """The amounts posted for a reservation while its victims still hold capacity: less than it needs."""
-
-    row: int
-    resources: tuple[tuple[str, int], ...]
-    devices: Mapping[str, int]
-    grants: tuple[str, ...]
-    charges: Sequence[tuple[tuple[str, int], ...]]
 
 
 class SchedulerView(WatchPosition):
-    """Sink of a reflector over `LIST_RANGES`. `version` counts applied and assumed changes."""
+    """Sink of a reflector over `LIST_RANGES`. Bindings are assumed and forgotten through `holds`."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
-        self.version = 0
+        self.changes = ViewChanges()
         self._wakeups: list[asyncio.Event] = []
         self._reset()
 
@@ -91,39 +61,20 @@ class SchedulerView(WatchPosition):
         self.set_restore_marker(None)
         self.columns, self.replicas, self.shapes = NodeColumns(), ReplicaTable(), ShapeTable()
         self.quota_ledgers = QuotaLedgers(self._clock.boot())
-        self.peers = ViewPeerCounts(self.columns, self.shapes, self._rows_holding)
-        self.objects = ClusterObjects(self.columns, self.shapes, self.quota_ledgers, self.peers)
         self.assumed: dict[int, AssumedBinding] = {}
-        self._postings = PostingBatch(self.columns, self.quota_ledgers, self.peers, self.shapes)
-        self._reduced: dict[int, ReducedReservation] = {}
-        self._reservations_by_victim: dict[str, dict[int, None]] = {}
-        """Reservations that name a replica as a victim, by the key of the replica."""
-        self._unposted: dict[int, None] = {}
-        """Reservations whose amounts must be computed again."""
+        self.peers = ViewPeerCounts(self.columns, self.shapes, partial(rows_holding, self.replicas, self.shapes, self.assumed))
+        self.objects = ClusterObjects(self.columns, self.shapes, self.quota_ledgers, self.peers)
+        self.holds = Holds(
+            self.columns, self.replicas, self.shapes, self.quota_ledgers, self.peers, self.assumed, self.changes, self._clock
+        )
         self._listing: ListDiff | None = None
-        self._bound_counts: Ints | None = None
-        """Bound replicas per generation; None after a change."""
-        self._changes = ViewChanges(reset=True)
+        self.changes.restart()
 
     # -- reading ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def ledgers(self) -> dict[str, GrantLedger]:
-        """Ledgers of every tenant's quota and emergency quota, and of every grant."""
-        return self.quota_ledgers.ledgers
-
-    @property
-    def policy(self) -> PolicyRevision | None:
-        """The policy revision in force."""
-        return self.shapes.policy
 
     def requirements_of(self, slot: int) -> Requirements:
         """Return the requirements of the replica in this slot."""
         return self.shapes.requirements_of(self.shapes.at.shape[self.replicas.at.generation[slot]])
-
-    def take_changes(self) -> ViewChanges:
-        changes, self._changes = self._changes, ViewChanges()
-        return changes
 
     def subscribe(self) -> asyncio.Event:
         """Return an event that is set after every applied event; the waiter clears it."""
@@ -133,81 +84,6 @@ class SchedulerView(WatchPosition):
 
     def unsubscribe(self, wake: asyncio.Event) -> None:
         self._wakeups.remove(wake)
-
-    def _rows_holding(self, generations: npt.NDArray[np.intp]) -> Ints:
-        """Return the rows on which replicas of these generations hold capacity, or are assumed to; see topology_counts.py."""
-        node, generation_of = self.replicas.column("node"), self.replicas.column("generation")
-        selected = np.zeros(max(self.shapes.size, 1), dtype=np.bool_)
-        selected[generations] = True
-        rows = node[(node >= 0) & selected[generation_of]].astype(np.int64)
-        assumed = [binding.row for binding in self.assumed.values() if selected[binding.generation]]
-        return np.concatenate([rows, np.array(assumed, dtype=np.int64)]) if assumed else rows
-
-    # -- assumed bindings -------------------------------------------------------------------------------------------------
-
-    def assume(self, slot: int, row: int, devices: Mapping[str, int], grants: tuple[str, ...]) -> None:
-        """Assume that a pending replica is bound to this row, with these devices, charged to these ledgers."""
-        if self.replicas.at.phase[slot] != PENDING or slot in self.assumed:
-            raise ValueError(f"slot {slot} is not pending, or is already assumed to be bound")
-        binding = AssumedBinding(row, dict(devices), grants, self.replicas.at.generation[slot], self._clock.now_ms())
-        self.assumed[slot] = binding
-        self._post_assumed(binding, 1)
-        self._finish_posting()
-
-    def assume_many(self, placed: Iterable[tuple[int, int, Mapping[str, int]]], grants: tuple[str, ...]) -> None:
-        """Like `assume`, for several replicas: slot, row and devices of each."""
-        now_ms, generations = self._clock.now_ms(), self.replicas.at.generation
-        for slot, row, devices in placed:
-            binding = self.assumed[slot] = AssumedBinding(row, devices, grants, generations[slot], now_ms)
-            self._post_assumed(binding, 1)
-        self._finish_posting()
-
-    def victims_gone(self, slot: int) -> bool:
-        """Whether no victim of this reservation holds capacity any more."""
-        victims = self.replicas.victims.get(slot, {})
-        return all(self._victim_hold(victim, attempt) is None for victim, attempt in victims.items())
-
-    def bound_count(self, generation: int) -> int:
-        """Return how many replicas of a generation are bound, or assumed to be. Reservations do not count."""
-        counts = self._bound_counts
-        if counts is None:
-            is_bound = np.isin(self.replicas.column("phase"), BOUND_PHASES)
-            counts = self._bound_counts = np.bincount(self.replicas.column("generation")[is_bound], minlength=1)
-        bound = int(counts[generation]) if generation < len(counts) else 0
-        return bound + sum(1 for binding in self.assumed.values() if binding.generation == generation)
-
-    def reduced_amounts(self) -> Iterator[tuple[int, dict[str, int]]]:
-        """Yield, for each reservation with remaining victims, its row and how much less than it needs is posted there."""
-        for slot, reservation in self._reduced.items():
-            missing = dict(node_charge(self.requirements_of(slot), self.replicas.hold_of(slot).devices))
-            for name, count in (
-                *reservation.resources,
-                *((DEVICE_PREFIX + device, share) for device, share in reservation.devices.items()),
-            ):
-                missing[name] -= count
-            yield reservation.row, missing
-
-    def forget(self, slot: int) -> bool:
-        """Take back an assumed binding; False if there is none."""
-        binding = self.assumed.pop(slot, None)
-        if binding is None:
-            return False
-        self._post_assumed(binding, -1)
-        self._finish_posting()
-        return True
-
-    def expire_assumed(self, now_ms: int) -> list[int]:
-        """Drop bindings that were assumed too long ago. Their replicas become pending again in the recorded changes."""
-        expired = [slot for slot, binding in self.assumed.items() if now_ms - binding.at_ms >= ASSUMED_MS_MAX]
-        for slot in expired:
-            self.forget(slot)
-            self._changes.add_pending(slot)
-        return expired
-
-    def _post_assumed(self, binding: AssumedBinding, sign: int) -> None:
-        self._postings.post(binding.generation, binding.row, binding.grants, sign)
-        if binding.devices:
-            self.columns.post(binding.row, (), binding.devices, sign)
 
     # -- sink of the reflector ---------------------------------------------------------------------------------------------
 
@@ -219,7 +95,7 @@ class SchedulerView(WatchPosition):
         """
         if self.head is None or self.head.incarnation != head.incarnation:
             self._reset()
-            self.version += 1
+            self.changes.version += 1
         self._listing = ListDiff(self.objects, self.shapes, self.replicas, head, revision, has_baseline=self.head is not None)
 
     def add_page(self, rows: Sequence[Row]) -> None:
@@ -237,29 +113,27 @@ class SchedulerView(WatchPosition):
             elif not key.startswith(_REPLICA):
                 (listing.grants if key.startswith("grant/") else objects).append(RowChange(key, value, revision))
         if objects:
-            self.objects.apply(objects, self._changes)
+            self.objects.apply(objects, self.changes)
         for key, value, revision in replicas:
             fields, slot = self._decode(key, value), table.add(key)
             table.set_identity(slot, fields, self._generation_of(key, fields))
             table.set_status(slot, fields, revision, self._row_of(key, fields))
 
     def end_list(self) -> None:
-        listing, self._listing, self._bound_counts = self._listing, None, None
+        listing, self._listing = self._listing, None
+        self.holds.clear_bound_counts()
         if listing is None:
             raise ValueError("list ended before it began")
         if listing.has_baseline:
             self._apply_changes(listing.changes())
         else:
-            self.objects.apply(listing.grants, self._changes)
-            for slot in self.replicas.victims:
-                if self.replicas.at.phase[slot] == RESERVED:
-                    self._defer_reservation(slot)
-            self._postings.post_all(self.replicas, self._unposted)
-            self._finish_posting()
-            changes = ViewChanges(reset=True)
-            changes.pending.update(dict.fromkeys(self.replicas.pending()))
-            changes.ready.update(self._changes.ready)
-            self._changes, self.shapes.reshaped = changes, []
+            self.objects.apply(listing.grants, self.changes)
+            self.holds.post_all()
+            ready = self.changes.ready
+            self.changes.restart()
+            self.changes.pending.update(dict.fromkeys(self.replicas.pending()))
+            self.changes.ready.update(ready)
+            self.shapes.reshaped = []
         self.advance(listing.head, listing.revision)
 
     def apply(self, event: WatchEvent) -> None:
@@ -276,7 +150,7 @@ class SchedulerView(WatchPosition):
     # -- changes -----------------------------------------------------------------------------------------------------------
 
     def _apply_changes(self, changes: Iterable[RowChange]) -> None:
-        self._bound_counts = None
+        self.holds.clear_bound_counts()
         replicas, objects = list[RowChange](), list[RowChange]()
         for change in changes:
             (replicas if change[0].startswith(_REPLICA) else objects).append(change)
@@ -286,20 +160,20 @@ class SchedulerView(WatchPosition):
             for change in replicas:
                 slot = slots.get(change.key)
                 if slot is not None:
-                    self._release(slot)
+                    self.holds.release(slot)
             self._apply_objects(objects)
         for key, value, revision in replicas:
             if value is None:
                 self._remove_replica(key)
             else:
                 self._put_replica(key, self._decode(key, value), revision)
-        self._finish_posting()
+        self.holds.finish()
 
     def _apply_objects(self, changes: Sequence[RowChange]) -> None:
         for change in changes:
             if change.key == RESTORE_MARKER:
                 self.set_restore_marker(change.value)
-        self._postings.flush()
+        self.holds.flush()
         affected = self.objects.affected_by(changes)
         for slot, binding in list(self.assumed.items()):
             if (
@@ -308,24 +182,13 @@ class SchedulerView(WatchPosition):
                 or not affected.ledgers.isdisjoint(binding.grants)
             ):
                 # Its node, generation or ledger is going away, so its claim will be refused.
-                self.forget(slot)
-                self._changes.add_pending(slot)
-        released = self._release_generations(affected.rewritten) if affected.rewritten else []
-        self._postings.flush()
-        self.objects.apply(changes, self._changes)
-        for slot, row in released:
-            self.replicas.at.node[slot] = row
-            self._post_hold(slot, row, self._grants(slot))
+                self.holds.forget(slot)
+                self.changes.add_pending(slot)
+        released = self.holds.release_generations(affected.rewritten) if affected.rewritten else []
+        self.holds.flush()
+        self.objects.apply(changes, self.changes)
+        self.holds.post_again(released)
         self._requeue_reshaped()
-
-    def _release_generations(self, generations: Iterable[int]) -> list[tuple[int, int]]:
-        """Release the holds of replicas of these generations; return the slots and rows."""
-        node, generation_of = self.replicas.column("node"), self.replicas.column("generation")
-        slots: list[int] = np.flatnonzero((node >= 0) & np.isin(generation_of, list(generations))).tolist()
-        released = [(slot, self.replicas.at.node[slot]) for slot in slots]
-        for slot in slots:
-            self._release(slot)
-        return released
 
     def _requeue_reshaped(self) -> None:
         """Report pending replicas whose generation changed its shape as removed and pending again, so that they are queued
@@ -335,12 +198,12 @@ class SchedulerView(WatchPosition):
         if reshaped:
             is_pending = self.replicas.column("phase") == PENDING
             for slot in np.flatnonzero(is_pending & np.isin(self.replicas.column("generation"), reshaped)).tolist():
-                self._changes.remove_pending(slot)
-                self._changes.add_pending(slot)
+                self.changes.remove_pending(slot)
+                self.changes.add_pending(slot)
 
     def _put_replica(self, key: str, fields: ReplicaFields, revision: int) -> None:
         """Apply one replica row. Its hold is released and posted again only if it changed."""
-        table, changes, number = self.replicas, self._changes, PHASE_NUMBERS[fields.status.phase]
+        table, changes, number = self.replicas, self.changes, PHASE_NUMBERS[fields.status.phase]
         slot, before, keeps_hold = table.slots.get(key), NONE, False
         row = self._row_of(key, fields) if HOLDS_CAPACITY[number] else NONE
         if slot is None:
@@ -349,49 +212,33 @@ class SchedulerView(WatchPosition):
         else:
             before = table.at.phase[slot]
             if table.at.uid[slot] != hash(fields.metadata.uid):  # another replica of the same name
-                self._release(slot)
+                self.holds.release(slot)
                 table.set_identity(slot, fields, self._generation_of(key, fields))
             else:
-                keeps_hold = row != NONE and self._keeps_hold(slot, fields, row, before)
+                keeps_hold = row != NONE and self.holds.keeps(slot, fields, row, before)
                 if not keeps_hold and (before != PENDING or self.assumed):
-                    self._release(slot)
+                    self.holds.release(slot)
         table.set_status(slot, fields, revision, row)
         if row != NONE and not keeps_hold:
-            self._post_hold(slot, row, fields.status.grants)
-        if self._reservations_by_victim and not keeps_hold and key in self._reservations_by_victim:
-            self._unposted.update(self._reservations_by_victim[key])
+            self.holds.post(slot, row, fields.status.grants)
+        if not keeps_hold:
+            self.holds.reservations.on_victim_change(key)
         if before == PENDING:
             changes.pending.pop(slot, None)
             changes.no_longer_pending[slot] = None
         if number == PENDING:
             changes.pending[slot] = None
 
-    def _keeps_hold(self, slot: int, fields: ReplicaFields, row: int, before: int) -> bool:
-        """Whether the replica keeps exactly the hold posted or assumed for it. Consumes an assumption that came true."""
-        table, status = self.replicas, fields.status
-        if status.phase is Phase.RESERVED or before == RESERVED:
-            return False
-        if self.assumed and (binding := self.assumed.get(slot)) is not None:
-            same = binding.row == row and binding.grants == status.grants and binding.devices == (status.devices or _NO_DEVICES)
-            if same:
-                del self.assumed[slot]
-            return same
-        if table.at.node[slot] != row or table.devices.get(slot, _NO_DEVICES) != (status.devices or _NO_DEVICES):
-            return False
-        grants = table.at.grants[slot]
-        return grants != NONE and table.ledger_sets[grants] == status.grants
-
     def _remove_replica(self, key: str) -> None:
         slot = self.replicas.slots.get(key)
         if slot is None:
             return
-        self._release(slot)
+        self.holds.release(slot)
         if self.replicas.at.phase[slot] == PENDING:
-            self._changes.remove_pending(slot)
-        if self._reservations_by_victim and key in self._reservations_by_victim:
-            self._unposted.update(self._reservations_by_victim[key])
-        self._unposted.pop(slot, None)
-        self._changes.ready.pop(slot, None)
+            self.changes.remove_pending(slot)
+        self.holds.reservations.on_victim_change(key)
+        self.holds.reservations.deferred.pop(slot, None)
+        self.changes.ready.pop(slot, None)
         self.replicas.remove(slot)
 
     @staticmethod
@@ -416,115 +263,3 @@ class SchedulerView(WatchPosition):
         if generation is None:
             raise Corrupt(f"{key} belongs to a generation that does not exist; restore a backup")
         return generation
-
-    # -- holds -------------------------------------------------------------------------------------------------------------
-
-    def _post_hold(self, slot: int, row: int, grants: tuple[str, ...]) -> None:
-        """Post the hold of the replica in this slot. Reservations with victims are posted last, after all rows of the event are
-        applied.
-        """
-        at = self.replicas.at
-        if at.phase[slot] == RESERVED:
-            if slot in self.replicas.victims:
-                self._defer_reservation(slot)
-                return
-            self._changes.ready[slot] = None
-        self._postings.post(at.generation[slot], row, grants, 1)
-        if slot in self.replicas.devices:
-            self.columns.post(row, (), self.replicas.devices[slot])
-
-    def _defer_reservation(self, slot: int) -> None:
-        for victim in self.replicas.victims[slot]:
-            self._reservations_by_victim.setdefault(victim, {})[slot] = None
-        self._unposted[slot] = None
-        self._postings.count_only(self.replicas.at.generation[slot], self.replicas.at.node[slot], 1)
-
-    def _release(self, slot: int) -> None:
-        """Take back everything posted for the replica, committed or assumed."""
-        if self.assumed and (binding := self.assumed.pop(slot, None)) is not None:
-            self._post_assumed(binding, -1)
-        at = self.replicas.at
-        row = at.node[slot]
-        if row == NONE:
-            return
-        at.node[slot] = NONE
-        generation = at.generation[slot]
-        if slot in self._reduced or slot in self._unposted:
-            self._unposted.pop(slot, None)
-            self._unpost_reservation(slot)
-            self._unlink_victims(slot)
-            self._postings.count_only(generation, row, -1)
-            return
-        self._postings.post(generation, row, self._grants(slot), -1)
-        if slot in self.replicas.devices:
-            self.columns.post(row, (), self.replicas.devices[slot], -1)
-
-    def _grants(self, slot: int) -> tuple[str, ...]:
-        number = self.replicas.at.grants[slot]
-        return self.replicas.ledger_sets[number] if number != NONE else ()
-
-    def _unlink_victims(self, slot: int) -> None:
-        for victim in self.replicas.victims.get(slot, ()):
-            reservations = self._reservations_by_victim.get(victim, {})
-            reservations.pop(slot, None)
-            if not reservations:
-                self._reservations_by_victim.pop(victim, None)
-
-    def _unpost_reservation(self, slot: int) -> None:
-        """Take back what a reservation has posted."""
-        reservation = self._reduced.pop(slot, None)
-        if reservation is not None:
-            self.columns.post(reservation.row, reservation.resources, reservation.devices, -1)
-            self.quota_ledgers.draw_each(reservation.grants, reservation.charges, -1)
-            self._postings.freed_rows[reservation.row] = None
-
-    def _post_reservation(self, slot: int) -> None:
-        """Post what a reservation needs, less what its victims still hold."""
-        self._unpost_reservation(slot)
-        hold = self.replicas.hold_of(slot)
-        victim_holds = [
-            victim_hold
-            for victim, attempt in hold.victims.items()
-            if (victim_hold := self._victim_hold(victim, attempt)) is not None
-        ]
-        pairs, charges = replica_postings(hold, self.requirements_of(slot), victim_holds)
-        row = self.replicas.at.node[slot]
-        devices = (
-            {name.removeprefix(DEVICE_PREFIX): share for name, share in pairs if name.startswith(DEVICE_PREFIX)}
-            if hold.devices
-            else {}
-        )
-        resources = tuple(pair for pair in pairs if not pair[0].startswith(DEVICE_PREFIX)) if devices else pairs
-        self.columns.post(row, resources, devices)
-        self.quota_ledgers.draw_each(hold.grants, charges, 1)
-        self._reduced[slot] = ReducedReservation(row, resources, devices, hold.grants, charges)
-        if not victim_holds:
-            self._changes.ready[slot] = None
-
-    def _victim_hold(self, victim: str, attempt: str) -> tuple[ReplicaHold, Requirements] | None:
-        """Return the hold and requirements of a victim by key; None unless this very attempt still holds its capacity."""
-        slot = self.replicas.slots.get(victim)
-        if slot is None or self.replicas.at.node[slot] == NONE or not self.replicas.is_attempt(slot, attempt):
-            return None
-        return self.replicas.hold_of(slot), self.requirements_of(slot)
-
-    def _finish_posting(self) -> None:
-        """Post all outstanding amounts and record what they unblock."""
-        postings = self._postings
-        postings.flush()
-        if self._unposted:
-            for slot in list(self._unposted):
-                if self.replicas.at.phase[slot] == RESERVED:
-                    self._post_reservation(slot)
-            self._unposted.clear()
-        unblock_events = self._changes.unblock_events
-        if postings.freed_rows:
-            unblock_events.update({("room", row): None for row in postings.freed_rows})
-            postings.freed_rows = {}
-        if self.quota_ledgers.freed:
-            unblock_events.update({(self.quota_ledgers.ledger_kind(name), name): None for name in self.quota_ledgers.freed})
-            self.quota_ledgers.freed = {}
-        if postings.moved_tenants:
-            unblock_events.update({("peers", tenant): None for tenant in postings.moved_tenants})
-            postings.moved_tenants = {}
-        self.version += 1

@@ -232,11 +232,6 @@ class ShapeTable(Table):
     def is_open(self, generation: int) -> bool:
         return self.workloads.at.state[self.at.workload[generation]] == PRESENT
 
-    def open_mask(self) -> npt.NDArray[np.bool_]:
-        """Return the `open` flag of all generations as one mask."""
-        mask: npt.NDArray[np.bool_] = self.workloads.column("state")[self.column("workload")] == PRESENT
-        return mask
-
     def placement_of(self, generation: int) -> PlacementSpec:
         placement = self.placements[self.at.placement[generation]]
         if placement is None:

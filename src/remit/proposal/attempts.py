@@ -109,7 +109,7 @@ def gang_minimum(view: SchedulerView, key: QueueKey) -> int:
     """
     if not key.gang:
         return 0
-    return key.gang if view.bound_count(key.generation) < key.gang else 0
+    return key.gang if view.holds.bound_count(key.generation) < key.gang else 0
 
 
 class AttemptShortage(Enum):
@@ -249,7 +249,7 @@ class Attempts:
         flight.
         """
         usage: dict[str, dict[str, int]] = {}
-        for name, ledger in self._view.ledgers.items():
+        for name, ledger in self._view.quota_ledgers.ledgers.items():
             if ledger.tenant and not name.endswith("/emergency"):
                 tenant_usage = usage.setdefault(ledger.tenant, {})
                 for resource, count in ledger.used.items():
@@ -269,7 +269,7 @@ class Attempts:
         since = self._backlog.begin_attempt(queue)
         spec, minimum = view.shapes.placement_of(view.replicas.at.generation[slots[0]]), gang_minimum(view, key)
         source = quota_source(view, key.tenant, now_ms, spec.charge, max(minimum, 1))
-        policy = view.policy.spec.number if view.policy is not None else 0
+        policy = view.shapes.policy.spec.number if view.shapes.policy is not None else 0
 
         def ended(
             shortage: AttemptShortage,
@@ -308,7 +308,7 @@ class Attempts:
         attempt = Attempt(
             queue, since, slots, placements, source, work_class, survey, AttemptShortage.NONE, policy, minimum > 0
         )
-        view.assume_many(attempt.placed(), (source.name,))
+        view.holds.assume_many(attempt.placed(), (source.name,))
         if len(placements.rows) < covered:
             return self._out_of_capacity(attempt, work_class, now_ms)
         return attempt if covered == len(slots) else attempt._replace(shortage=AttemptShortage.QUOTA)
@@ -328,7 +328,7 @@ class Attempts:
 
     def undo(self, attempt: Attempt) -> None:
         for slot, _, _ in attempt.placed():
-            self._view.forget(slot)
+            self._view.holds.forget(slot)
 
     def explain(
         self, attempt: Attempt, nodes: Mapping[int, str], outcome: DecisionOutcome, victims: Mapping[str, str] = NO_VICTIMS
@@ -402,7 +402,7 @@ class Attempts:
         view, source = self._view, attempt.quota_source
         at, keys = view.replicas.at, view.replicas.keys
         victims = {keys[victim]: at.revision[victim] for victim in plan.victims}
-        view.assume(slot, plan.row, plan.devices, (source.name,))
+        view.holds.assume(slot, plan.row, plan.devices, (source.name,))
         node = self._kernel.node_name(plan.row)
         return Reserve(keys[slot], at.revision[slot], node, source.name, plan.devices, attempt.policy, victims)
 

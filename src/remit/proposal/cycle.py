@@ -133,25 +133,25 @@ class Cycle:
     def on_changes(self, now_ms: int, authority: Instant | None) -> None:
         """Applies all changes of the view since the last call, before anything is attempted."""
         view = self.view
-        if view.expire_assumed(now_ms):
+        if view.holds.expire_assumed(now_ms):
             self._on_mark(CoverageMark.EXPIRED)
         if self.kernel.columns is view.columns:
             # Before taking the changes: a released replica frees capacity that other queues wait for.
             self._release_held(now_ms)
-        changes = view.take_changes()
+        changes = view.changes.take()
         if changes.reset or self.kernel.columns is not view.columns:
             self._reset()
         if self.override_filter.update(view.objects.overrides.values(), authority):
             self.kernel.forget_all()
             self._requeue_all(now_ms)
-            self.backlog.on_event(("override",), view.version)
+            self.backlog.on_event(("override",), view.changes.version)
         until_ms = self.override_filter.effects.until_ms
         self._override_ms = None if until_ms is None or authority is None else now_ms + max(1, until_ms - authority[1])
         if not self._initial_scan_done:
             self._initial_scan_done = True
             changes.pending.update(dict.fromkeys(view.replicas.pending()))
             changes.ready.update(dict.fromkeys(np.flatnonzero(view.replicas.column("phase") == RESERVED).tolist()))
-        self.backlog.version = max(self.backlog.version, view.version)
+        self.backlog.version = max(self.backlog.version, view.changes.version)
         for slot in changes.no_longer_pending:
             if slot not in changes.pending or not self._is_in_flight(slot):
                 self._drop(slot)
@@ -218,7 +218,7 @@ class Cycle:
 
     def _wake_queues(self, events: Sequence[tuple[str | int, ...]], now_ms: int) -> None:
         """Wakes the queues that wait for these events, and no others."""
-        on_event, version = self.backlog.on_event, self.view.version
+        on_event, version = self.backlog.on_event, self.view.changes.version
         capacity_rows = [int(event[1]) for event in events if event[0] == "room"]
         node_rows = [int(event[1]) for event in events if event[0] == "node"]
         if capacity_rows:
@@ -247,7 +247,7 @@ class Cycle:
 
     def _tenant_of_ledger(self, name: str) -> str:
         """The tenant of a ledger. Any ledger of its tenant, including a new one, can unblock work that waits for quota."""
-        ledger = self.view.ledgers.get(name)
+        ledger = self.view.quota_ledgers.ledgers.get(name)
         return "" if ledger is None else ledger.tenant
 
     def _release_held(self, now_ms: int) -> None:
@@ -267,7 +267,7 @@ class Cycle:
                 del self._in_flight[slot]
                 (self._ready if held.rebind else self._abandoned)[slot] = None
             elif phase == PENDING:
-                self.view.forget(slot)
+                self.view.holds.forget(slot)
                 queue = self._return_to_queue(slot, now_ms)
                 if queue is not None and held.refusal:
                     (failed if caught_up else timed_out)[queue] = held.refusal
@@ -432,7 +432,7 @@ class Cycle:
         at = view.replicas.at
         ready, self._ready = list(self._ready), {}
         for slot in ready:
-            if at.phase[slot] != RESERVED or not view.victims_gone(slot) or self._is_in_flight(slot):
+            if at.phase[slot] != RESERVED or not view.holds.reservations.victims_gone(slot) or self._is_in_flight(slot):
                 continue
             if self._attempts.is_forbidden(slot):
                 self._abandoned[slot] = None
@@ -512,7 +512,7 @@ class Cycle:
                     del self._in_flight[slot]
                     self._ready[slot] = None
                     continue
-                self.view.forget(slot)
+                self.view.holds.forget(slot)
                 queue = self._return_to_queue(slot, now_ms)
                 if queue is not None:
                     queues[queue] = None
@@ -523,4 +523,4 @@ class Cycle:
         """Ends the term: drops all assumptions, and ignores verdicts that arrive later."""
         self.stepped_down = True
         for slot in list(self.view.assumed):
-            self.view.forget(slot)
+            self.view.holds.forget(slot)

@@ -85,7 +85,7 @@ class DecisionRecorder:
         keys = view.replicas.keys
         nodes = placed if isinstance(placed, Mapping) else dict.fromkeys(placed, "")
         named = [(keys[slot].removeprefix(_PREFIX), node) for slot, node in nodes.items()]
-        policy = view.policy
+        policy = view.shapes.policy
         quota_left = dict(quota_source.ledger.free) if quota_source is not None and quota_source.ledger is not None else {}
         records = []
         for start in range(0, len(named), MEMBERS_MAX):

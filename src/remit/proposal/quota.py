@@ -50,7 +50,7 @@ def quota_source(
 
 
 def _source(view: SchedulerView, name: str, now_ms: int) -> QuotaSource:
-    ledger = view.ledgers.get(name)
+    ledger = view.quota_ledgers.ledgers.get(name)
     if ledger is None:
         return QuotaSource(name, None, Code.OVER_QUOTA)
     if not ledger.is_live:

@@ -29,7 +29,7 @@ from remit.simulate.actors.naive_scheduler import NaiveScheduler
 from remit.simulate.actors.policy_publishers import PolicyAdopter
 from remit.simulate.actors.role import ClientObserver, RecordedSchedulerView, RoleContext, RunTiming
 from remit.simulate.actors.users import NODE_CPUS, Users
-from remit.simulate.scenarios import Scenario
+from remit.simulate.scenario_types import Scenario
 from remit.simulate.world import random_streams
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network
@@ -56,7 +56,7 @@ class SimFilterPlugin:
         self.broken = False
         self.filter = Filter("outsider", Code.POLICY, self._check, third_party=True)
 
-    def _check(self, ask: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
+    def _check(self, requirements: Requirements, site: NodeView, peers: PeerCounts) -> BoolOrMask:
         if self.broken:
             raise RuntimeError("injected fault: plugin-fails")
         return np.bool_(True)

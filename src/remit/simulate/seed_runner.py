@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct, field
 
 from remit.simulate.checkers.registry import Violation
-from remit.simulate.scenarios import Injection, Scenario
+from remit.simulate.scenario_types import Injection, Scenario
 from remit.simulate.simulation import RunResult, simulate
 from remit.world.clock import BootClock
 

@@ -22,7 +22,8 @@ from msgspec.structs import replace
 from remit.model.resources import format_duration
 from remit.simulate.checkers.judge import checks_by_property
 from remit.simulate.checkers.registry import Violation
-from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, fault_problems, problems
+from remit.simulate.scenario_types import Injection, Replay, Scenario
+from remit.simulate.scenarios import BadScenario, fault_problems, problems
 from remit.simulate.seed_runner import cpu_s
 from remit.simulate.simulation import PROCESS_ENDED_CHECK, RunResult, simulate
 

@@ -25,7 +25,7 @@ from remit.simulate.checkers.registry import Violation
 from remit.simulate.cluster import RunObserver, SimCluster
 from remit.simulate.faults.fault_schedule import draw_faults, draw_shape
 from remit.simulate.faults.kinds import KINDS, Heal
-from remit.simulate.scenarios import Injection, Scenario
+from remit.simulate.scenario_types import Injection, Scenario
 from remit.simulate.world import random_streams
 from remit.simulate.world.event_loop import ExecutionUnit, SimLoop
 from remit.simulate.world.network import Network
@@ -164,10 +164,10 @@ class Simulation(RunObserver):
     def _check_views(self) -> None:
         for (name, scope), context in self.cluster.contexts.items():
             if context.process.alive and context.world is context.process.world:
-                if context.agent is not None:
-                    orders = context.agent.agent.assignments
-                    rows = {key: order.revision for node in context.agent.names for key, order in orders.on_node(node)}
-                    self.judge.on_view(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(context.agent.names))
+                if context.assignments is not None:
+                    orders, nodes = context.assignments, context.agent_nodes
+                    rows = {key: order.revision for node in nodes for key, order in orders.on_node(node)}
+                    self.judge.on_view(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(nodes))
                 elif isinstance(context.scheduler_view, RecordedSchedulerView):
                     view = context.scheduler_view
                     wrong = list(recompute(view)) if view.head is not None else []

@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remit.law.workload_rules import STAGE_REASONS, progress
-from remit.model.records import Phase
+from remit.law.workload_rules import STAGE_REASONS, limit_of, progress
+from remit.model.kinds import Template, Workload, WorkloadSpec
+from remit.model.metadata import Metadata, RecordMetadata
+from remit.model.records import Phase, Replica, ReplicaSpec, ReplicaStatus
 
 PHASES = st.lists(st.sampled_from(list(Phase)), max_size=12)
 
@@ -43,3 +45,21 @@ def test_running_job_has_no_limit_and_finished_replicas_count() -> None:
 def test_stage_reasons_are_unique_camel_case_words() -> None:
     assert all(word.isalnum() and word[0].isupper() for word in STAGE_REASONS.values())
     assert len(set(STAGE_REASONS.values())) == len(STAGE_REASONS)
+
+
+def test_replicas_are_held_up_in_several_stages__the_earliest_limits_readers_and_conditions_alike() -> None:
+    phases = [Phase.STARTING, Phase.STARTING, Phase.BOUND, Phase.SERVING]
+    workload = Workload(
+        metadata=Metadata(name="w", tenant="t"),
+        spec=WorkloadSpec(type="service", replicas=4, template=Template(command=("true",))),
+    )
+    replicas = [
+        Replica(
+            metadata=RecordMetadata(name=f"w-{index}", tenant="t"),
+            spec=ReplicaSpec(workload="w", generation=1, index=index),
+            status=ReplicaStatus(phase=phase),
+        )
+        for index, phase in enumerate(phases)
+    ]
+    assert limit_of(workload, replicas, {}).code == "bound"
+    assert progress("service", 4, phases).limit == STAGE_REASONS["bound"]

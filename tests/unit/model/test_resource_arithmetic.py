@@ -13,9 +13,6 @@ from remit.model.resources import (
     QUANTITY_MAX,
     Amount,
     Duration,
-    HardCapacity,
-    ReclaimableCapacity,
-    SoftCapacity,
     format_duration,
     format_quantity,
     parse_duration,
@@ -213,38 +210,3 @@ def test_amount_round_trips_through_manifest(a: Amount) -> None:
 def test_amount_that_is_not_a_quantity_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         Amount.parse({"cpu": value})
-
-
-# ------------------------------------------------------------------------------------------------- three kinds of capacity
-
-CAPACITIES = (HardCapacity, ReclaimableCapacity, SoftCapacity)
-
-
-@pytest.mark.parametrize("one", CAPACITIES)
-@pytest.mark.parametrize("other", CAPACITIES)
-def test_only_capacities_of_one_kind_combine_or_compare(one: type[HardCapacity], other: type[HardCapacity]) -> None:
-    a, b = one(Amount({"cpu": 3})), other(Amount({"cpu": 3}))
-    if one is other:
-        assert a + b == one(Amount({"cpu": 6}))
-        assert a - b == one(Amount())
-        assert a == b and hash(a) == hash(b)
-        return
-    with pytest.raises(TypeError, match="cannot be added"):
-        a + b
-    with pytest.raises(TypeError, match="cannot be added"):
-        a - b
-    assert a != b and len({a, b}) == 2
-
-
-@pytest.mark.parametrize("kind", CAPACITIES)
-@pytest.mark.parametrize("stranger", [Amount({"cpu": 3}), 3, "3", None])
-def test_capacity_does_not_combine_with_other_types(kind: type[HardCapacity], stranger: object) -> None:
-    held = kind(Amount({"cpu": 3}))
-    with pytest.raises(TypeError):
-        held + stranger  # type: ignore[operator]
-    assert held != stranger
-
-
-@given(amounts, amounts)
-def test_capacity_covers_amounts_that_fit(held: Amount, ask: Amount) -> None:
-    assert HardCapacity(held).covers(ask) == (ask <= held)

@@ -73,7 +73,7 @@ class ViewFixture:
         for obj in objects:
             self.rows[key(obj)] = Row(key(obj), encode(obj), 1)
         self.list()
-        self.view.take_changes()
+        self.view.changes.take()
 
     def list(self, head: Head = HEAD_1) -> None:
         self.view.begin_list(head, self.revision)
@@ -107,7 +107,7 @@ class ViewFixture:
         return int(self.view.columns.free[resource][self.view.columns.rows[name]])
 
     def left(self, ledger: str = "tenant/t1", resource: str = "cpu") -> int:
-        return self.view.ledgers[ledger].free.get(resource, 0)
+        return self.view.quota_ledgers.ledgers[ledger].free.get(resource, 0)
 
     def shape(self, name: str) -> int:
         found = self.view.shapes.find("t1", name, 1)

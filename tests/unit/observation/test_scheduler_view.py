@@ -11,7 +11,8 @@ from remit.model.metadata import RecordMetadata
 from remit.model.objects import key
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus
 from remit.observation.frozen_view import compare
-from remit.observation.scheduler_view import ASSUMED_MS_MAX, SchedulerView
+from remit.observation.holds import ASSUMED_MS_MAX
+from remit.observation.scheduler_view import SchedulerView
 from remit.store.protocol import Corrupt, Head, RowChange
 from tests.properties.authority_world import amounts
 from tests.unit.observation.row_fixtures import HEAD_1, ViewFixture, ready, replica, tenant, work
@@ -45,20 +46,20 @@ def test_binds_of_one_batch_are_posted_like_single_binds() -> None:
 def test_pending_and_no_longer_pending_are_reported_once() -> None:
     t = view_with_pending("a")
     t.apply(*work("b"), replica("b"))
-    changes = t.view.take_changes()
+    changes = t.view.changes.take()
     assert list(changes.pending) == [t.slot("b-0")]
     t.apply(replica("b", phase="bound", on="n1"))
-    changes = t.view.take_changes()
+    changes = t.view.changes.take()
     assert (list(changes.pending), list(changes.no_longer_pending)) == ([], [t.slot("b-0")])
     t.apply(replica("b", attempt=2))
-    assert list(t.view.take_changes().pending) == [t.slot("b-0")]
-    assert not t.view.take_changes()
+    assert list(t.view.changes.take().pending) == [t.slot("b-0")]
+    assert not t.view.changes.take()
 
 
 def test_replica_pending_in_new_attempt_is_requeued() -> None:
     t = view_with_pending("a")
     t.apply(replica("a", attempt=2))
-    changes = t.view.take_changes()
+    changes = t.view.changes.take()
     assert list(changes.no_longer_pending) == list(changes.pending) == [t.slot("a-0")]
 
 
@@ -66,9 +67,9 @@ def test_freed_capacity_and_quota_are_unblock_events() -> None:
     """L1: replicas that wait for capacity or quota are woken."""
     t = view_with_pending("a")
     t.apply(replica("a", phase="bound", on="n2"))
-    t.view.take_changes()
+    t.view.changes.take()
     t.apply(replica("a", phase="released", on="n2", grants=()))
-    events = t.view.take_changes().unblock_events
+    events = t.view.changes.take().unblock_events
     assert ("room", t.view.columns.rows["n2"]) in events
     assert ("quota", "tenant/t1") in events
 
@@ -76,20 +77,20 @@ def test_freed_capacity_and_quota_are_unblock_events() -> None:
 def test_raised_quota_is_unblock_event_and_lowered_is_not() -> None:
     t = view_with_pending("a")
     t.apply(tenant("t1", "20"))
-    assert ("quota", "tenant/t1") in t.view.take_changes().unblock_events
+    assert ("quota", "tenant/t1") in t.view.changes.take().unblock_events
     t.apply(tenant("t1", "2"))
-    assert ("quota", "tenant/t1") not in t.view.take_changes().unblock_events
+    assert ("quota", "tenant/t1") not in t.view.changes.take().unblock_events
 
 
 def test_improved_node_is_unblock_event_and_degraded_is_not() -> None:
     t = view_with_pending("a")
     row = t.view.columns.rows["n1"]
     t.apply(replace(ready("n1", gpus=1), status=NodeStatus(health=NodeHealth.SUSPECT)))
-    assert ("node", row) not in t.view.take_changes().unblock_events
+    assert ("node", row) not in t.view.changes.take().unblock_events
     t.apply(ready("n1", gpus=1))
-    assert ("node", row) in t.view.take_changes().unblock_events
+    assert ("node", row) in t.view.changes.take().unblock_events
     t.apply(ready("n1", "8", gpus=1))
-    assert ("node", row) in t.view.take_changes().unblock_events
+    assert ("node", row) in t.view.changes.take().unblock_events
 
 
 def test_workload_being_deleted_is_closed() -> None:
@@ -100,8 +101,7 @@ def test_workload_being_deleted_is_closed() -> None:
     assert t.view.shapes.info(found).open
     t.apply(replace(made, metadata=replace(made.metadata, deleting=True)))
     assert not t.view.shapes.info(found).open
-    assert ("workload", "t1", "a") in t.view.take_changes().unblock_events
-    assert not t.view.shapes.open_mask()[found]
+    assert ("workload", "t1", "a") in t.view.changes.take().unblock_events
 
 
 # -- assumed placements ------------------------------------------------------------------------------------------------------
@@ -110,19 +110,19 @@ def test_workload_being_deleted_is_closed() -> None:
 def test_assumed_replica_is_charged_like_bound_until_forgotten() -> None:
     """F03."""
     t = view_with_pending("a")
-    version = t.view.version
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    version = t.view.changes.version
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     assert (t.free("n2"), t.left()) == (3000, 15_000)
-    assert t.view.version > version
+    assert t.view.changes.version > version
     t.assert_consistent()
-    assert t.view.forget(t.slot("a-0"))
+    assert t.view.holds.forget(t.slot("a-0"))
     assert (t.free("n2"), t.left()) == (4000, 16_000)
-    assert not t.view.forget(t.slot("a-0"))
+    assert not t.view.holds.forget(t.slot("a-0"))
 
 
 def test_confirmed_assumption_is_charged_once() -> None:
     t = view_with_pending("a")
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.apply(replica("a", phase="bound", on="n2"))
     assert (t.free("n2"), t.left()) == (3000, 15_000)
     assert not t.view.assumed
@@ -132,7 +132,7 @@ def test_confirmed_assumption_is_charged_once() -> None:
 def test_assumption_gives_way_to_committed_state(committed: tuple[str, str]) -> None:
     """F03: another scheduler committed first, or the bind did not happen."""
     t = view_with_pending("a")
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.apply(replica("a", phase=committed[0], on=committed[1], attempt=1))
     assert not t.view.assumed
     assert t.free("n2") == (3000 if committed[1] == "n2" else 4000)
@@ -140,7 +140,7 @@ def test_assumption_gives_way_to_committed_state(committed: tuple[str, str]) -> 
 
 def test_assumption_of_deleted_replica_is_dropped() -> None:
     t = view_with_pending("a", "b")
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.apply(drop=["replica/t1/a-0"])
     assert t.free("n2") == 4000
 
@@ -148,36 +148,36 @@ def test_assumption_of_deleted_replica_is_dropped() -> None:
 def test_assumption_on_deleted_node_is_dropped_and_replica_pending_again() -> None:
     t = view_with_pending("a")
     slot = t.slot("a-0")
-    t.view.assume(slot, t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(slot, t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.apply(drop=["node/n2"])
     assert not t.view.assumed
-    assert slot in t.view.take_changes().pending
+    assert slot in t.view.changes.take().pending
     assert t.left() == 16_000
 
 
 def test_unconfirmed_assumption_expires_and_replica_is_pending_again() -> None:
     t = view_with_pending("a")
     slot = t.slot("a-0")
-    t.view.assume(slot, t.view.columns.rows["n2"], {}, ("tenant/t1",))
-    assert t.view.expire_assumed(t.clock.now_ms() + ASSUMED_MS_MAX - 1) == []
-    assert t.view.expire_assumed(t.clock.now_ms() + ASSUMED_MS_MAX) == [slot]
+    t.view.holds.assume(slot, t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    assert t.view.holds.expire_assumed(t.clock.now_ms() + ASSUMED_MS_MAX - 1) == []
+    assert t.view.holds.expire_assumed(t.clock.now_ms() + ASSUMED_MS_MAX) == [slot]
     assert t.free("n2") == 4000
-    assert slot in t.view.take_changes().pending
+    assert slot in t.view.changes.take().pending
 
 
 def test_assume_is_refused_for_assumed_or_bound_replica() -> None:
     t = view_with_pending("a", "b")
-    t.view.assume(t.slot("a-0"), 0, {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), 0, {}, ("tenant/t1",))
     t.apply(replica("b", phase="bound", on="n1"))
     for name in ("a-0", "b-0"):
         with pytest.raises(ValueError, match="is not pending"):
-            t.view.assume(t.slot(name), 0, {}, ("tenant/t1",))
+            t.view.holds.assume(t.slot(name), 0, {}, ("tenant/t1",))
 
 
 def test_assumed_devices_are_charged_and_freed() -> None:
     t = ViewFixture(*BASE_OBJECTS, *work("g", devices=(DeviceRequest(kind="gpu", count=1),)), replica("g"))
     row = t.view.columns.rows["n1"]
-    t.view.assume(t.slot("g-0"), row, {"gpu-0": 1000}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("g-0"), row, {"gpu-0": 1000}, ("tenant/t1",))
     assert t.view.columns.used[row] == {"gpu-0": 1000}
     t.apply(replica("g", phase="bound", on="n1", devices={"gpu-0": 1000}))
     assert t.view.columns.used[row] == {"gpu-0": 1000}
@@ -194,10 +194,10 @@ def test_reservation_charges_beyond_victims_and_is_ready_when_they_are_gone() ->
     victims = {"replica/t1/v-0": "uv0/1"}
     t.apply(replica("v", phase="draining", on="n1"), replica("p", phase="reserved", on="n1", victims=victims))
     assert (t.free("n1"), t.left()) == (1000, 13_000)
-    assert not t.view.take_changes().ready
+    assert not t.view.changes.take().ready
     t.apply(replica("v", phase="released", on="n1", grants=()))
     assert (t.free("n1"), t.left()) == (1000, 13_000)
-    assert list(t.view.take_changes().ready) == [t.slot("p-0")]
+    assert list(t.view.changes.take().ready) == [t.slot("p-0")]
     t.apply(replica("p", phase="bound", on="n1"))
     assert (t.free("n1"), t.left()) == (1000, 13_000)
 
@@ -227,7 +227,7 @@ def test_reserved_replica_counts_as_peer() -> None:
 def test_relist_applies_differences_to_known_rows() -> None:
     """F05 F07 F21: rows created, changed and deleted while the watch was down."""
     t = view_with_pending("a", "b")
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     t.write(replica("a", phase="bound", on="n1"), *work("c"), replica("c"), ready("n3"))
     gone = ["replica/t1/b-0", "generation/t1/b/00000001", "workload/t1/b"]
     t.write(tenant("t1", "8"), drop=gone)
@@ -239,7 +239,7 @@ def test_relist_applies_differences_to_known_rows() -> None:
     relisted.list()
     assert not list(compare(t.view, fresh))
     assert (t.free("n1"), t.free("n2"), t.left()) == (3000, 4000, 7000)
-    changes = t.view.take_changes()
+    changes = t.view.changes.take()
     assert not changes.reset
     assert list(changes.pending) == [t.slot("c-0")]
 
@@ -251,7 +251,7 @@ def test_new_incarnation_replaces_whole_view() -> None:
     t.rows = {name: row for name, row in t.rows.items() if not name.startswith("replica/")}
     t.list(Head("two", 1, 1, "a", 0, ""))
     assert (t.free("n1"), t.left(), len(t.view.replicas)) == (4000, 16_000, 0)
-    assert t.view.take_changes().reset
+    assert t.view.changes.take().reset
     assert not t.view.is_current
 
 
@@ -317,9 +317,9 @@ def test_child_grants_charge_parent_in_any_arrival_order() -> None:
     closed = GrantStatus(phase=GrantPhase.CLOSED, returned=amounts(cpu="1"))
     t.apply(replace(child, status=closed))
     assert t.left("parent") == 4000
-    assert ("quota", "parent") in t.view.take_changes().unblock_events
+    assert ("quota", "parent") in t.view.changes.take().unblock_events
     t.apply(drop=[key(child), key(parent)])
-    assert (t.left(), "parent" in t.view.ledgers) == (16_000, False)
+    assert (t.left(), "parent" in t.view.quota_ledgers.ledgers) == (16_000, False)
 
 
 # -- corrupt rows --------------------------------------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ def test_peer_counts_follow_replicas_and_nodes() -> None:
     by_zone = PeerIndex("t1", (), "zone")
     assert t.view.peers.total(by_zone) == 0
     t.apply(replica("a", phase="bound", on="n1"))
-    t.view.assume(t.slot("b-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("b-0"), t.view.columns.rows["n2"], {}, ("tenant/t1",))
     assert int(t.view.peers.counts(by_zone)[t.view.columns.slots("zone")["a"]]) == 2
     t.apply(ready("n2", zone="b"))
     counts, slots = t.view.peers.counts(by_zone), t.view.columns.slots("zone")
@@ -368,5 +368,5 @@ def test_split_of_shape_by_anti_affinity_requeues_pending_replica() -> None:
     t = view_with_pending("a")
     anti_affinity = Placement(anti_affinity=(Affinity(label_selector={"remit/workload": "a"}, topology_key="node"),))
     t.apply(*work("x", placement=anti_affinity))
-    changes = t.view.take_changes()
+    changes = t.view.changes.take()
     assert list(changes.no_longer_pending) == list(changes.pending) == [t.slot("a-0")]

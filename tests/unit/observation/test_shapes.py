@@ -71,7 +71,7 @@ def test_policy_rule_on_labels_separates_matching_workloads() -> None:
     assert t.shape("a") != t.shape("b")
     ask = t.view.shapes.requirements_of
     assert (ask(t.shape("a")).allowed_zones["a"], ask(t.shape("b")).allowed_zones["a"]) == (True, False)
-    assert ("policy",) in t.view.take_changes().unblock_events
+    assert ("policy",) in t.view.changes.take().unblock_events
     t.apply(policy(2))
     assert t.shape("a") == t.shape("b")
 
@@ -92,8 +92,8 @@ def test_requirements_follow_policy_in_force() -> None:
     assert (ask.policy, ask.policy_deadline) == (3, Deadline(boot="b", at_ms=9))
     t.apply(policy(2))
     assert t.view.shapes.requirements_of(t.shape("a")).policy == 3
-    assert t.view.policy is not None
-    assert t.view.policy.spec.number == 3
+    assert t.view.shapes.policy is not None
+    assert t.view.shapes.policy.spec.number == 3
 
 
 def test_many_equal_jobs_share_one_shape() -> None:

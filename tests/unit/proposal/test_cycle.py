@@ -415,7 +415,7 @@ async def test_replica_joining_active_queue_gets_recorded_reason(m: CycleFixture
     for index in (6, 7, 8):
         await m.scope.must(m.scope.actors["workloads"], Spawn("t1", "w", 1, index, 1))
         await m.sync()
-        m.cycle.backlog.on_event(("room",), m.view.version + 1)  # it is to be tried, and has not been yet
+        m.cycle.backlog.on_event(("room",), m.view.changes.version + 1)  # it is to be tried, and has not been yet
         await m.settle()
         assert f"t1/w-{index}" in {name for one in m.decisions("waiting") for name in one.replicas}
 
@@ -580,7 +580,7 @@ async def test_assumed_replicas_never_overdraw_quota(m: CycleFixture) -> None:
     await m.sync()
     for _ in range(4):
         m.propose()
-        assert all(left >= 0 for ledger in m.view.ledgers.values() for left in ledger.free.values())
+        assert all(left >= 0 for ledger in m.view.quota_ledgers.ledgers.values() for left in ledger.free.values())
     await m.settle()
     assert not refused(m)
     assert Code.OVER_QUOTA in {m.reason("a-2"), m.reason("b-2")}

@@ -30,7 +30,7 @@ def test_tenant_quota_covers_as_many_as_are_left() -> None:
 
 def test_assumed_replica_is_charged_to_quota() -> None:
     t = ViewFixture(ready("n1"), tenant("t1", "2"), *work("a"), replica("a"))
-    t.view.assume(t.slot("a-0"), t.view.columns.rows["n1"], {}, ("tenant/t1",))
+    t.view.holds.assume(t.slot("a-0"), t.view.columns.rows["n1"], {}, ("tenant/t1",))
     assert quota_source(t.view, "t1", NOW_MS).covers([("cpu", 1000)], 5) == 1
 
 

@@ -7,7 +7,7 @@ import signal
 import time
 
 from remit.simulate.checkers.registry import Violation
-from remit.simulate.scenarios import Injection, Scenario
+from remit.simulate.scenario_types import Injection, Scenario
 from remit.simulate.seed_runner import SeedTask
 from remit.simulate.simulation import RunResult
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from remit.simulate import scenarios
+from remit.simulate import scenario_types, scenarios
 from remit.simulate.faults.fault_schedule import draw_faults, draw_shape
 from remit.simulate.faults.kinds import KINDS
 from remit.simulate.scenarios import BadScenario, load, names, parse, problems
@@ -124,7 +124,7 @@ def test_bundled_scenarios_load_and_round_trip() -> None:
     for name in names():
         found = load(name)
         assert found.name == name
-        assert msgspec.convert(msgspec.to_builtins(found), scenarios.Scenario) == found
+        assert msgspec.convert(msgspec.to_builtins(found), scenario_types.Scenario) == found
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_including_one_file_twice_is_allowed(folder: dict[str, str]) -> None:
 # Plans
 
 
-def many() -> scenarios.Scenario:
+def many() -> scenario_types.Scenario:
     lines = "".join(f'[[faults]]\nkind = "{kind}"\nevery = "30s"\nlasts = "10s"\n' for kind in ("loss", "kill-agent", "delays"))
     return parse("many", GOOD + f'duration = "10m"\nswarm = 5\n{lines}')
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from remit.simulate.scenarios import Scenario
+from remit.simulate.scenario_types import Scenario
 from remit.simulate.seed_runner import RUN_LOST_CHECK, RunTotals, SeedResult, SeedTask, counted_s, run_seeds
 from tests.unit.simulate.fake_runs import fake_result, perform, perform_and_die, perform_and_hang, violation
 

@@ -13,7 +13,8 @@ from remit.simulate.checkers.judge import EVENT_CHECKS
 from remit.simulate.checkers.liveness_checks import LIVENESS_CHECKS
 from remit.simulate.checkers.registry import CHECKS
 from remit.simulate.faults.fault_schedule import draw_faults
-from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, load, names
+from remit.simulate.scenario_types import Injection, Replay, Scenario
+from remit.simulate.scenarios import BadScenario, load, names
 from remit.simulate.shrink import NotReproduced, read_replay, save, shrink
 from remit.simulate.simulation import PROCESS_ENDED_CHECK, RunResult
 from tests.unit.simulate.fake_runs import fake_result, violation

@@ -20,7 +20,7 @@ from remit.model.problems import escaped
 
 if TYPE_CHECKING:
     from remit.cli.output.simulation_report import SimulationReport
-    from remit.simulate.scenarios import Injection, Replay, Scenario
+    from remit.simulate.scenario_types import Injection, Replay, Scenario
     from remit.simulate.simulation import RunResult, Simulation
 
 PASSED, VIOLATED, MISUSE = 0, 1, 2

@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.text import Text
 
 from remit.cli.output.console import BAD
-from remit.cli.session.workload_progress import PHASE_DETAILS
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.refusals import REFUSALS
+from remit.law.workload_rules import PHASE_DETAILS
 from remit.model.claims import Code
 from remit.model.problems import escaped
 from remit.model.records import DecisionCandidate, Phase

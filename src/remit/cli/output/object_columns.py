@@ -8,7 +8,8 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from remit.cli.output.console import BAD, FAINT, GOOD, UNSURE, Cell, Cells, Column
-from remit.cli.session.workload_progress import PendingReason, ProgressSummary, condition_of, format_stages, pending_reason
+from remit.cli.session.workload_progress import ProgressSummary, format_stages
+from remit.law.workload_rules import PendingReason, condition_of, pending_reason
 from remit.model.identity import AUDIENCES
 from remit.model.kinds import (
     Allotment,

@@ -14,8 +14,9 @@ from remit.cli.output.object_columns import RowContext, columns_of, endpoint_col
 from remit.cli.output.serialization import json_text, manifest_text, to_builtins
 from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped, plural_name
 from remit.cli.session.object_lookup import class_of, display_name, get_object
-from remit.cli.session.workload_progress import pending_reasons, summarize_progress
+from remit.cli.session.workload_progress import summarize_progress
 from remit.client.api_caller import ApiError
+from remit.law.workload_rules import pending_reasons
 from remit.model.kinds import Workload
 from remit.model.objects import encode
 from remit.model.problems import escaped

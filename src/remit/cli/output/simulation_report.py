@@ -21,7 +21,8 @@ from remit.simulate.checkers import judge  # noqa: F401 - registers all checks
 from remit.simulate.checkers.judge import checks_by_property
 from remit.simulate.checkers.registry import Violation
 from remit.simulate.faults.kinds import KINDS
-from remit.simulate.scenarios import Injection, Scenario, load, names
+from remit.simulate.scenario_types import Injection, Scenario
+from remit.simulate.scenarios import load, names
 from remit.simulate.seed_runner import RunTotals
 from remit.simulate.shrink import ShrinkResult
 from remit.simulate.simulation import RunResult

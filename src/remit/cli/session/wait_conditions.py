@@ -14,16 +14,9 @@ from remit.cli.output.console import BAD, GOOD, UNSURE, console
 from remit.cli.session.kind_names import ObjectRef
 from remit.cli.session.object_lookup import NOT_FOUND, class_of
 from remit.cli.session.server_call import CommandError, UnplacedError
-from remit.cli.session.workload_progress import (
-    ProgressSummary,
-    condition_of,
-    format_funnel,
-    funnel,
-    is_rolled_out,
-    pending_reasons,
-    summarize_progress,
-)
+from remit.cli.session.workload_progress import ProgressSummary, format_funnel, funnel, is_rolled_out, summarize_progress
 from remit.client.api_caller import ApiError
+from remit.law.workload_rules import condition_of, pending_reasons
 from remit.model.kinds import Node, Workload
 from remit.model.metadata import Condition
 from remit.model.problems import escaped

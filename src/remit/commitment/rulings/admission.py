@@ -41,7 +41,7 @@ def check_policies(draft: Draft, operation: Operation, workload: Workload, befor
     if operation.actor.role not in PEOPLE or (before is not None and not _policy_inputs_differ(before, workload)):
         return None
     meta = workload.metadata
-    terms = draft.current_interner().admission.terms(meta.tenant, meta.name, meta.labels)
+    terms = draft.requirements.interner().admission.terms(meta.tenant, meta.name, meta.labels)
     unchanged = before is not None and before.spec.priority_class == workload.spec.priority_class
     granted = unchanged or not operation.actor.tenant
     violation = forbidden_field(workload.spec, terms, lambda name: _priority_value(draft, name), may_raise_priority=granted)
@@ -78,7 +78,7 @@ def check_limits(draft: Draft, obj: AnyObject, before: Any) -> Refused | None:
         growth, maximum = amount - charged_before.get(limit, 0), int(getattr(entry[0].spec.limits, limit))
         if growth <= 0:
             continue
-        used = draft.books.used.get((tenant, limit), 0) + draft.used.get((tenant, limit), 0)
+        used = draft.books.used.get((tenant, limit), 0) + draft.changes.used.get((tenant, limit), 0)
         if used + growth > maximum:
             field = LIMIT_FIELDS.get(limit, "metadata.tenant")
             detail = (
@@ -92,7 +92,7 @@ def check_limits(draft: Draft, obj: AnyObject, before: Any) -> Refused | None:
 def apply_defaults(draft: Draft, workload: Workload) -> tuple[Workload, WorkloadSpec]:
     """Return the workload with a condition that lists the defaults applied by policies, and its spec with these defaults."""
     meta, status = workload.metadata, workload.status
-    admission = draft.current_interner().admission
+    admission = draft.requirements.interner().admission
     spec, messages = apply_policy_defaults(workload.spec, admission.terms(meta.tenant, meta.name, meta.labels))
     conditions = tuple(item for item in status.conditions if item.type != BY_POLICY_CONDITION)
     if messages:

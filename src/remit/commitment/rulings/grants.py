@@ -62,7 +62,7 @@ def issue(draft: Draft, operation: Operation, claim: Issue) -> int | Refused:
     refused = _check_spec(claim.name, spec) or _check_forgotten_grants(draft, spec)
     if refused is not None:
         return refused
-    if draft.lookup(key_of("Grant", claim.name)) is not None or draft.grant(claim.name) is not None:
+    if draft.lookup(key_of("Grant", claim.name)) is not None or draft.ledgers.grant(claim.name) is not None:
         return refuse(Code.EXISTS, f"name: grant {claim.name} exists already; choose another name")
     if operation.actor.role is Role.SCHEDULER and (spec.shares or not _is_held_by_caller(draft, operation, spec.parent)):
         return refuse(
@@ -74,7 +74,7 @@ def issue(draft: Draft, operation: Operation, claim: Issue) -> int | Refused:
         return refused
     deadline = _deadline(draft, spec)
     for ledger_name, amount in _debits(spec):
-        ledger = draft.grant(ledger_name)
+        ledger = draft.ledgers.grant(ledger_name)
         if ledger is None:
             return refuse(Code.NOT_FOUND, f"spec.parent: grant {ledger_name} does not exist; issue it first")
         shortage = _check_amount(draft, ledger, amount)
@@ -151,7 +151,7 @@ def renew(draft: Draft, operation: Operation, claim: Renew) -> int | Refused:
             Code.NOT_OWNER,
             f"grant {claim.name} is held by {grant.spec.holder}; {operation.actor.name} neither holds nor issued it",
         )
-    parent = draft.grant(grant.spec.parent) if grant.spec.parent else None
+    parent = draft.ledgers.grant(grant.spec.parent) if grant.spec.parent else None
     refusal = check_alive(draft, parent) if parent is not None else None
     if refusal is not None:
         return refusal
@@ -171,7 +171,7 @@ def return_capacity(draft: Draft, operation: Operation, claim: ReturnCapacity) -
     if entry is None:
         return refuse(Code.NOT_FOUND, f"grant {claim.name} does not exist")
     grant: Grant = entry[0]
-    ledger = draft.grant(claim.name)
+    ledger = draft.ledgers.grant(claim.name)
     if not grant.spec.issuer or ledger is None:
         return refuse(Code.INVALID, f"grant {claim.name} was issued by this scope; close it instead of yielding")
     if grant.status.phase is GrantPhase.VOID:
@@ -203,7 +203,7 @@ def return_capacity(draft: Draft, operation: Operation, claim: ReturnCapacity) -
 )
 def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
     entry = draft.lookup(key_of("Grant", claim.name))
-    ledger = draft.grant(claim.name)
+    ledger = draft.ledgers.grant(claim.name)
     if entry is None or ledger is None:
         return refuse(Code.NOT_FOUND, f"grant {claim.name} does not exist")
     grant: Grant = entry[0]
@@ -396,7 +396,7 @@ def _check_forgotten_grants(draft: Draft, spec: GrantSpec) -> Refused | None:
 
 
 def _is_held_by_caller(draft: Draft, operation: Operation, parent: str) -> bool:
-    ledger = draft.grant(parent)
+    ledger = draft.ledgers.grant(parent)
     grant = None if ledger is None else ledger.grant
     return grant is not None and grant.spec.holder in (operation.actor.name, operation.actor.lease)
 
@@ -419,7 +419,7 @@ def _check_parent(draft: Draft, spec: GrantSpec) -> Refused | None:
     """
     name = spec.parent
     entry = draft.lookup(key_of("Grant", name)) if name else None
-    is_quota = name.startswith("tenant/") and not name.endswith("/emergency") and draft.grant(name) is not None
+    is_quota = name.startswith("tenant/") and not name.endswith("/emergency") and draft.ledgers.grant(name) is not None
     if name and entry is None and not is_quota:
         return refuse(Code.NOT_FOUND, f"spec.parent: no grant or tenant quota named {name} exists; create it first")
     if spec.purpose != "quota":

@@ -91,7 +91,7 @@ def _check_agent_node(draft: Draft, node: Node, before: Node | None) -> Refused 
 
 
 def _check_node_unused(draft: Draft, name: str, tenant: str) -> Refused | None:
-    ledger = draft.node(name)
+    ledger = draft.ledgers.node(name)
     if ledger is not None and ledger.holders:
         return refuse(Code.IN_USE, f"node {name} holds {ledger.holders} replicas; drain it first")
     if draft.lookup(key_of("Summary", AWAITED_NODE + name)) is not None:
@@ -104,7 +104,7 @@ def _check_node_unused(draft: Draft, name: str, tenant: str) -> Refused | None:
 
 
 def _check_tenant_unused(draft: Draft, name: str, tenant: str) -> Refused | None:
-    ledgers = [draft.grant(f"tenant/{name}"), draft.grant(f"tenant/{name}/emergency")]
+    ledgers = [draft.ledgers.grant(f"tenant/{name}"), draft.ledgers.grant(f"tenant/{name}/emergency")]
     owns = any(draft.keys(f"{definition.prefix}/{name}/") for definition in DEFINITIONS if definition.tenanted)
     if owns or any(ledger is not None and ledger.committed() for ledger in ledgers):
         return refuse(Code.IN_USE, f"tenant {name} still has objects, running work or grants; delete these first")
@@ -165,7 +165,7 @@ def _mounting_workload(draft: Draft, mounts: str, name: str, tenant: str) -> str
         specs = [workload.spec.template]
         for old_key in draft.keys(key_of("Generation", f"{workload.metadata.name}/", tenant)):
             generation_row = draft.lookup(old_key)
-            if generation_row is not None and draft.replica_count(
+            if generation_row is not None and draft.replicas.count(
                 (tenant, workload.metadata.name, generation_row[0].spec.generation)
             ):
                 specs.append(generation_row[0].spec.spec.template)

@@ -83,7 +83,7 @@ def acquire(draft: Draft, operation: Operation, claim: Acquire) -> int | Refused
     if not TTL_MS_MIN <= claim.ttl <= TTL_MS_MAX:
         return refuse(Code.INVALID, f"ttl: {claim.ttl} is out of range; use {TTL_MS_MIN} ms to {TTL_MS_MAX} ms")
     entry = draft.lookup(key_of("Lease", claim.lease))
-    if entry is None and len(draft.books.by_kind.get("lease", ())) + len(draft.objects) >= LEASES_MAX:
+    if entry is None and len(draft.books.by_kind.get("lease", ())) + len(draft.changes.objects) >= LEASES_MAX:
         return refuse(Code.LIMIT, f"the scope has reached its limit of {LEASES_MAX} leases; use an existing lease name")
     epoch_record = draft.lookup(key_of("Lease", LEASE_EPOCH_RECORD)) if entry is None else None
     spec = (
@@ -96,7 +96,7 @@ def acquire(draft: Draft, operation: Operation, claim: Acquire) -> int | Refused
         )
     lease = LeaseSpec(holder=actor.name, epoch=spec.epoch + 1, ttl=claim.ttl)
     draft.put(Lease(metadata=RecordMetadata(name=claim.lease), spec=lease))
-    draft.renewed_ms[claim.lease] = draft.time.now_ms
+    draft.changes.renewed_ms[claim.lease] = draft.time.now_ms
     return lease.epoch
 
 
@@ -122,7 +122,7 @@ def _belongs_to_role(actor: Actor, lease: str) -> bool:
 
 
 def _has_lapsed(draft: Draft, lease: str, spec: LeaseSpec) -> bool:
-    renewed_ms = draft.renewed_ms.get(lease)
+    renewed_ms = draft.changes.renewed_ms.get(lease)
     silent_ms = draft.time.silent_ms(lease) if renewed_ms is None else draft.time.now_ms - renewed_ms
     return silent_ms > spec.ttl
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
-from remit.commitment.books import AWAITED_NODE, add_counts, decode_replica, generation_key, generation_of
+from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
+from remit.commitment.generations import generation_key, generation_of
 from remit.commitment.rulings.peer_scopes import may_have_forgotten_grants, peers_to_confirm
 from remit.commitment.rulings.registry import Coordination, refuse, ruling
-from remit.law.charges import attempt_key, still_holds
-from remit.law.fit import NO_PEERS, DeviceModel, DeviceRequirement, Requirements, cached_static_misfit, free_devices, misfit
+from remit.law.charges import attempt_key, node_charge, still_holds
+from remit.law.fit import NO_PEERS, DeviceModel, DeviceRequirement, Requirements, free_devices, misfit
 from remit.law.fit import devices as fit_devices
 from remit.law.ledgers import DEVICE_PREFIX, GrantLedger, NodeLedger
 from remit.law.lifecycle import BINDING_TRANSITIONS, SNAPSHOT_AGE_MS_MAX, find_transition
@@ -30,106 +31,90 @@ GRANT_DEPTH_MAX = 64
 
 @ruling(Bind, SCHEDULER_ROLES, Coordination.HARD, "one binding per replica, one owner per device, no ledger above its limit")
 def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
-    if _bind_fast(draft, operation, claim):
-        return 0
     replica = find_replica(draft, claim.replica, claim.at)
     if isinstance(replica, Refused):
         return replica
-    requirements = draft.requirements_of(generation_of(replica))
-    if requirements is not None and requirements.gang and draft.bound_count(requirements.generation) < requirements.gang:
+    requirements = draft.requirements.of(generation_of(replica))
+    if requirements is not None:
+        if replica.status.phase is Phase.PENDING and fits_plainly(draft, operation, claim, requirements, ()):
+            draft.replicas.bind(claim.replica, _bound(replica, claim, requirements, requirements.quota), requirements)
+            return 0
+        if (
+            replica.status.phase is Phase.RESERVED
+            and replica.status.grants == requirements.quota
+            and _check_reservation(draft, claim, replica) is None
+            and fits_plainly(draft, operation, claim, requirements, (replica,))
+        ):
+            draft.replicas.put(claim.replica, replica, _bound(replica, claim, requirements, requirements.quota))
+            return 0
+    bound = draft.replicas.bound_count(requirements.generation) if requirements is not None and requirements.gang else 0
+    if requirements is not None and bound < requirements.gang:
         return refuse(
             Code.GANG_SHORT,
-            f"{claim.replica} belongs to a gang of at least {requirements.gang}, {draft.bound_count(requirements.generation)} "
-            "are bound; bind the members in one gang claim",
+            f"{claim.replica} belongs to a gang of at least {requirements.gang}, {bound} are bound; bind the members in one "
+            "gang claim",
         )
     placed = place(draft, operation, claim, replica, requirements)
     if isinstance(placed, Refused):
         return placed
     if replica.status.phase is Phase.PENDING and requirements is not None:
-        draft.bind(claim.replica, placed, requirements)
+        draft.replicas.bind(claim.replica, placed, requirements)
     else:
-        draft.put_replica(claim.replica, replica, placed)
+        draft.replicas.put(claim.replica, replica, placed)
     return 0
 
 
-def _bind_fast(draft: Draft, operation: Operation, claim: Bind) -> bool:
-    """Fast path of a bind for the common case; return whether it was bound.
+def fits_plainly(
+    draft: Draft, operation: Operation, claim: Bind | Reserve, requirements: Requirements, leaving: Collection[Replica]
+) -> bool:
+    """Decide the common case by the same predicates as `place`, in fewer steps: whether the replica may be placed where the
+    claim says if the `leaving` ones on that node hold nothing any more.
 
-    Applies to replicas without devices and placement terms, charged to their tenant's own quota, that are pending or
-    reserved on this node and fit. The conditions are those of `place`, and the postings those of any bind, without
-    evaluating each rule. Every other case, and every refusal, is left to the rules.
+    Covers replicas without devices and placement terms that are charged to their tenant's own quota. In every other case the
+    result is False, and `place` decides.
     """
-    books, name = draft.books, claim.replica
-    row = books.replicas.get(name)
-    if row is None or row[0] != claim.at or name in draft.replicas or claim.devices:
-        return False
-    replica = decode_replica(row[1])
-    meta, spec, status = replica.metadata, replica.spec, replica.status
-    generation = meta.tenant, spec.workload, spec.generation
-    requirements = books.requirements.get(generation) or books.requirements_of(generation)
-    ledgers = _fast_path_ledgers(draft, operation, claim, requirements)
-    if requirements is None or ledgers is None or status.phase not in BINDING_TRANSITIONS:
-        return False
-    reserved = status.phase is Phase.RESERVED
-    if reserved and (status.grants != requirements.quota or _check_reservation(draft, claim, replica) is not None):
-        return False
-    # Now that all victims are gone, a reservation has posted its full need, so nothing more is taken.
-    free, quota_free = ledgers[0].free, ledgers[1].free
-    for resource, count in requirements.resources:
-        if free.get(resource, 0) < (0 if reserved else count):
-            return False
-    for resource, count in requirements.charge.pairs:
-        if quota_free.get(resource, 0) < (0 if reserved else count):
-            return False
-    bound = ReplicaStatus(
-        phase=Phase.BOUND,
-        attempt=status.attempt,
-        failures=status.failures,
-        node=claim.node,
-        grants=requirements.quota,
-        policy=requirements.policy,
-    )
-    new = Replica(metadata=meta, spec=spec, status=bound)
-    if reserved:
-        draft.put_same_hold(name, replica, new)
-    else:
-        draft.bind(name, new, requirements)
-    return True
-
-
-def _fast_path_ledgers(
-    draft: Draft, operation: Operation, claim: Bind | Reserve, requirements: Requirements | None
-) -> tuple[NodeLedger, GrantLedger] | None:
-    """Return the ledgers of node and quota, if their free amounts alone decide the claim; None otherwise."""
-    books = draft.books
+    books, changes = draft.books, draft.changes
     if (
-        requirements is None
-        or not (requirements.resources_only and requirements.placeable)
-        or (requirements.fenced and books.awaited_nodes)
-    ):
-        return None
-    if (
-        draft.policy is not None
-        or books.awaited_peers
-        or (draft.changed_workloads and requirements.generation[:2] in draft.changed_workloads)
-    ):
-        return None
-    ledger, quota = draft.node(claim.node), draft.grant(claim.grant)
-    if (
-        ledger is None
-        or quota is None
+        not (requirements.resources_only and requirements.placeable)
+        or claim.devices
         or claim.grant != requirements.quota[0]
         or operation.evidence.age_ms > SNAPSHOT_AGE_MS_MAX
+        or books.awaited_peers
+        or (requirements.fenced and books.awaited_nodes)
     ):
-        return None
-    facts = ledger.facts
-    if (
-        not (facts.ready and facts.open)
-        or cached_static_misfit(requirements, ledger) is not None
-        or draft.anti_affinity_owners(requirements)
-    ):
-        return None
-    return ledger, quota
+        return False
+    if changes.policy is not None or requirements.generation[:2] in changes.changed_workloads:
+        return False
+    ledger, quota = draft.ledgers.node(claim.node), draft.ledgers.grant(claim.grant)
+    if ledger is None or quota is None:
+        return False
+    if leaving:
+        ledger, quota = ledger.copy(), quota.copy()
+        for replica in leaving:
+            held = draft.requirements.of(generation_of(replica))
+            if held is None:
+                return False
+            ledger.post(node_charge(held, replica.status.devices), -1)
+            if claim.grant in replica.status.grants:
+                quota.draw(held.charge.pairs, -1)
+    return misfit(requirements, ledger, draft.peers) is None and quota.shortage_for(requirements.charge.pairs) is None
+
+
+def _bound(replica: Replica, claim: Bind | Reserve, requirements: Requirements, charged: tuple[str, ...]) -> Replica:
+    """Return the replica as it is once it is bound."""
+    return Replica(
+        metadata=replica.metadata,
+        spec=replica.spec,
+        status=ReplicaStatus(
+            phase=Phase.BOUND,
+            attempt=replica.status.attempt,
+            failures=replica.status.failures,
+            node=claim.node,
+            devices=dict(claim.devices) if claim.devices else {},
+            grants=charged,
+            policy=requirements.policy,
+        ),
+    )
 
 
 @ruling(
@@ -140,7 +125,7 @@ def _fast_path_ledgers(
 )
 def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused:
     """Reserve capacity for a replica and drain its victims. Checked as if the victims were gone, posted minus what they still
-    hold (see draft.py).
+    hold (see draft_replicas.py).
     """
     replica = find_replica(draft, claim.replica, claim.at)
     if isinstance(replica, Refused):
@@ -154,62 +139,34 @@ def reserve(draft: Draft, operation: Operation, claim: Reserve) -> int | Refused
         if isinstance(checked, Refused):
             return checked
         leaving[victim] = checked
-    attempts = {victim: attempt_key(after) for victim, (_, after) in leaving.items()}
-    if _reserve_fast(draft, operation, claim, replica, leaving, attempts):
-        return 0
-    gone = {victim: _with_status(after, phase=Phase.RELEASED, devices={}, grants=()) for victim, (_, after) in leaving.items()}
-    for victim, (before, _) in leaving.items():
-        draft.put_replica(victim, before, gone[victim])
-    placed = place(draft, operation, claim, replica, draft.requirements_of(generation_of(replica)))
+    requirements = draft.requirements.of(generation_of(replica))
+    placed = _place_without(draft, operation, claim, replica, requirements, {name: row[0] for name, row in leaving.items()})
     if isinstance(placed, Refused):
-        for victim, (before, _) in leaving.items():
-            draft.retract(victim, gone[victim], before)
         return placed
-    for victim, (_, after) in leaving.items():
-        draft.put_replica(victim, gone[victim], after)
-    draft.put_replica(claim.replica, replica, _with_status(placed, phase=Phase.RESERVED, victims=attempts))
+    for victim, (before, after) in leaving.items():
+        draft.replicas.put(victim, before, after)
+    attempts = {victim: attempt_key(after) for victim, (_, after) in leaving.items()}
+    draft.replicas.put(claim.replica, replica, _with_status(placed, phase=Phase.RESERVED, victims=attempts))
     return 0
 
 
-def _reserve_fast(
+def _place_without(
     draft: Draft,
     operation: Operation,
     claim: Reserve,
     replica: Replica,
-    leaving: Mapping[str, tuple[Replica, Replica]],
-    attempts: dict[str, str],
-) -> bool:
-    """Fast path of a reservation: the victims' capacity counts as free, and only the sums are compared. Return whether it was
-    made.
-    """
-    requirements = None if claim.devices else draft.requirements_of(generation_of(replica))
-    ledgers = _fast_path_ledgers(draft, operation, claim, requirements)
-    if requirements is None or ledgers is None:
-        return False
-    free, quota_free = ledgers[0].free.copy(), ledgers[1].free.copy()
-    for before, _ in leaving.values():
-        victim_requirements = draft.requirements_of(generation_of(before))
-        if victim_requirements is None or before.status.devices:
-            return False
-        add_counts(free, dict(victim_requirements.resources))
-        if claim.grant in before.status.grants:
-            add_counts(quota_free, dict(victim_requirements.charge.pairs))
-    short_resources = [name for name, count in requirements.resources if free.get(name, 0) < count]
-    if short_resources or any(quota_free.get(name, 0) < count for name, count in requirements.charge.pairs):
-        return False
-    for victim, (before, after) in leaving.items():
-        draft.put_same_hold(victim, before, after)
-    status = ReplicaStatus(
-        phase=Phase.RESERVED,
-        attempt=replica.status.attempt,
-        failures=replica.status.failures,
-        node=claim.node,
-        grants=requirements.quota,
-        policy=requirements.policy,
-        victims=attempts,
-    )
-    draft.put_replica(claim.replica, replica, Replica(metadata=replica.metadata, spec=replica.spec, status=status))
-    return True
+    requirements: Requirements | None,
+    victims: Mapping[str, Replica],
+) -> Replica | Refused:
+    """Return the replica as it would be bound if the victims held nothing any more."""
+    if requirements is not None and fits_plainly(draft, operation, claim, requirements, victims.values()):
+        return _bound(replica, claim, requirements, requirements.quota)
+    for victim, before in victims.items():
+        draft.replicas.withdraw(victim, before)
+    placed = place(draft, operation, claim, replica, requirements)
+    for victim, before in victims.items():
+        draft.replicas.restore(victim, before)
+    return placed
 
 
 @ruling(BindGang, SCHEDULER_ROLES, Coordination.HARD, "one transaction binds at least the gang's minimum, or nothing")
@@ -222,7 +179,7 @@ def bind_gang(draft: Draft, operation: Operation, claim: BindGang) -> int | Refu
         if isinstance(replica, Refused):
             last = replica
             continue
-        requirements = fork.requirements_of(generation_of(replica))
+        requirements = fork.requirements.of(generation_of(replica))
         if requirements is None or not requirements.gang:
             return refuse(Code.INVALID, f"{member.replica} does not belong to a gang; use a bind claim")
         generations.add(requirements.generation)  # the minimum is counted per generation: see `bind`
@@ -236,7 +193,7 @@ def bind_gang(draft: Draft, operation: Operation, claim: BindGang) -> int | Refu
         if isinstance(placed, Refused):
             last = placed
             continue
-        fork.put_replica(member.replica, replica, placed)
+        fork.replicas.put(member.replica, replica, placed)
         bound += 1
     if bound < max(minimum, 1):
         return refuse(
@@ -248,7 +205,7 @@ def bind_gang(draft: Draft, operation: Operation, claim: BindGang) -> int | Refu
 
 
 def find_replica(draft: Draft, name: str, at: int) -> Replica | Refused:
-    entry = draft.replica(name)
+    entry = draft.replicas.get(name)
     if entry is None:
         return refuse(Code.NOT_FOUND, f"{name} does not exist")
     if entry[1] != at or at < 0:
@@ -275,11 +232,9 @@ def place(
     if refusal is not None:
         return refusal
     # Decide as if the reservation were cancelled: the capacity it holds is available to this binding.
-    pending_status = ReplicaStatus(phase=Phase.PENDING, attempt=status.attempt, failures=status.failures)
-    pending = Replica(metadata=replica.metadata, spec=replica.spec, status=pending_status)
-    draft.put_replica(claim.replica, replica, pending)
-    placed = _place_pending(draft, operation, claim, pending, requirements, drawn=True)
-    draft.retract(claim.replica, pending, replica)
+    draft.replicas.withdraw(claim.replica, replica)
+    placed = _place_pending(draft, operation, claim, replica, requirements, drawn=True)
+    draft.replicas.restore(claim.replica, replica)
     return placed
 
 
@@ -292,7 +247,7 @@ def _place_pending(
     *,
     drawn: bool = False,
 ) -> Replica | Refused:
-    ledger = draft.node(claim.node)
+    ledger = draft.ledgers.node(claim.node)
     if requirements is None or ledger is None:
         return refuse(
             Code.NOT_FOUND,
@@ -311,7 +266,7 @@ def _place_pending(
             Code.POLICY_LAPSED,
             f"the lease on policy revision {requirements.policy} has expired here; it must be renewed from the scope above",
         )
-    code = misfit(requirements, ledger, draft)
+    code = misfit(requirements, ledger, draft.peers)
     if code is not None:
         return refuse(code, f"{claim.replica} does not fit node {claim.node}: {_misfit_detail(code, requirements, ledger)}")
     if claim.devices or requirements.whole_devices or requirements.device_shares:
@@ -321,19 +276,7 @@ def _place_pending(
     charged = charge(draft, operation, requirements, claim.grant, drawn=drawn)
     if isinstance(charged, Refused):
         return charged
-    return Replica(
-        metadata=replica.metadata,
-        spec=replica.spec,
-        status=ReplicaStatus(
-            phase=Phase.BOUND,
-            attempt=replica.status.attempt,
-            failures=replica.status.failures,
-            node=claim.node,
-            devices=dict(claim.devices) if claim.devices else {},
-            grants=charged,
-            policy=requirements.policy,
-        ),
-    )
+    return _bound(replica, claim, requirements, charged)
 
 
 def _check_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) -> Refused | None:
@@ -346,7 +289,7 @@ def _check_reservation(draft: Draft, claim: Bind | Reserve, replica: Replica) ->
             "unreserve it first",
         )
     for victim, attempt in status.victims.items():
-        entry = draft.replica(victim)
+        entry = draft.replicas.get(victim)
         if entry is not None and still_holds(entry[0], attempt):
             return refuse(
                 Code.VICTIMS, f"victim {victim} of {claim.replica} is still {entry[0].status.phase}; wait until it has stopped"
@@ -441,7 +384,7 @@ def charge(
     With `drawn`, a reservation has drawn the amount before: it stays valid when the grant expires, which ends only new
     draws.
     """
-    ledger = draft.grant(name)
+    ledger = draft.ledgers.grant(name)
     if ledger is None:
         return refuse(Code.NOT_FOUND, f"grant {name} does not exist")
     if ledger.grant is None:
@@ -458,7 +401,7 @@ def charge(
             return ledgers
         charged = ledgers
     for ledger_name in charged:
-        charged_ledger = draft.grant(ledger_name)
+        charged_ledger = draft.ledgers.grant(ledger_name)
         if charged_ledger is None:
             return refuse(Code.NOT_FOUND, f"grant {ledger_name} does not exist")
         refusal = check_alive(draft, charged_ledger) if charged_ledger.grant is not None and not drawn else None
@@ -526,7 +469,7 @@ def quota_ledger(draft: Draft, tenant: str) -> str | None:
         entry = draft.lookup(name)
         if entry is not None and entry[0].spec.issuer and (entry[0].spec.tenant, entry[0].spec.purpose) == (tenant, "quota"):
             return str(entry[0].metadata.name)
-    return f"tenant/{tenant}" if draft.grant(f"tenant/{tenant}") is not None else None
+    return f"tenant/{tenant}" if draft.ledgers.grant(f"tenant/{tenant}") is not None else None
 
 
 def check_alive(draft: Draft, ledger: GrantLedger) -> Refused | None:
@@ -542,7 +485,7 @@ def check_alive(draft: Draft, ledger: GrantLedger) -> Refused | None:
             )
         if not current.is_unexpired(draft.time.now_ms):
             return refuse(Code.GRANT_EXPIRED, f"grant {current.name} has expired; renew it, or draw on another grant")
-        current = draft.grant(current.parent) if current.parent else None
+        current = draft.ledgers.grant(current.parent) if current.parent else None
     return refuse(Code.GRANT_VOID, f"grant {ledger.name} has more than {GRANT_DEPTH_MAX} levels of parents")
 
 

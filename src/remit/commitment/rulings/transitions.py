@@ -7,8 +7,9 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.commitment.books import AWAITED_NODE, generation_key, generation_of
+from remit.commitment.books import AWAITED_NODE
 from remit.commitment.draft import Draft
+from remit.commitment.generations import generation_key, generation_of
 from remit.commitment.rulings.placement import find_replica
 from remit.commitment.rulings.registry import CONTROLLER_ROLES, Coordination, refuse, ruling
 from remit.law.lifecycle import NODE_HEALTH_TRANSITIONS, OWNERS, PHASE_TIMEOUTS, Transition, find_transition
@@ -38,7 +39,7 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
         return refuse(Code.DELETING, f"workload {claim.tenant}/{claim.workload} is being deleted; no replicas are created")
     spec: WorkloadSpec = owner[0].spec
     limit = _replicas_max(spec)
-    existing = draft.active_count(claim.tenant, claim.workload)
+    existing = draft.replicas.active_count(claim.tenant, claim.workload)
     if existing + claim.count > limit:
         return refuse(
             Code.LIMIT,
@@ -47,7 +48,7 @@ def spawn(draft: Draft, operation: Operation, claim: Spawn) -> int | Refused:
         )
     indexes = range(claim.first, claim.first + claim.count)
     for index in indexes:
-        if draft.replica(key_of("Replica", f"{claim.workload}-{index}", claim.tenant)) is not None:
+        if draft.replicas.get(key_of("Replica", f"{claim.workload}-{index}", claim.tenant)) is not None:
             return refuse(Code.EXISTS, f"replica {claim.tenant}/{claim.workload}-{index} exists already; choose a free index")
     create_replicas(draft, generation_row[0], indexes)
     return claim.count
@@ -58,7 +59,7 @@ def create_replicas(draft: Draft, generation: Generation, indexes: Iterable[int]
     tenant, workload, number = generation.metadata.tenant, generation.spec.workload, generation.spec.generation
     spec: WorkloadSpec = generation.spec.spec
     priority_class = draft.lookup(key_of("PriorityClass", spec.priority_class)) if spec.priority_class else None
-    terms = draft.current_interner().admission.terms(tenant, workload, generation.spec.labels)
+    terms = draft.requirements.interner().admission.terms(tenant, workload, generation.spec.labels)
     priority = min(0 if priority_class is None else priority_class[0].spec.value, terms.priority_max)
     for index in indexes:
         name = f"{workload}-{index}"
@@ -66,7 +67,7 @@ def create_replicas(draft: Draft, generation: Generation, indexes: Iterable[int]
             metadata=RecordMetadata(name=name, tenant=tenant, uid=draft.new_uid()),
             spec=ReplicaSpec(workload=workload, generation=number, index=index, priority=priority),
         )
-        draft.put_replica(key_of("Replica", name, tenant), None, replica)
+        draft.replicas.put(key_of("Replica", name, tenant), None, replica)
 
 
 def _replicas_max(spec: WorkloadSpec) -> int:
@@ -112,7 +113,7 @@ def move(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
             refused: Refused | None = GUARD_CHECKS[guard](draft, operation, claim, replica)
             if refused is not None:
                 return refused
-    draft.put_replica(claim.replica, replica, replace(replica, status=_status_after(replica.status, row, claim)))
+    draft.replicas.put(claim.replica, replica, replace(replica, status=_status_after(replica.status, row, claim)))
     return 0
 
 
@@ -175,7 +176,7 @@ def _check_result(draft: Draft, operation: Operation, claim: Move, replica: Repl
 
 def _check_wait_over(draft: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
     limit_ms = PHASE_TIMEOUTS[replica.status.phase].limit_ms
-    age_ms = draft.phase_age_ms(claim.replica)
+    age_ms = draft.replicas.phase_age_ms(claim.replica, draft.time)
     if age_ms < limit_ms:
         return refuse(
             Code.WAIT,
@@ -216,7 +217,7 @@ def _check_attempts_left(draft: Draft, operation: Operation, claim: Move, replic
         )
     if spec.type == "job" and replica.status.result == "ok":
         return refuse(Code.PHASE, f"{claim.replica} completed its work; a job's completed replica gets no new attempt")
-    if draft.active_count(replica.metadata.tenant, replica.spec.workload) >= _replicas_max(spec):
+    if draft.replicas.active_count(replica.metadata.tenant, replica.spec.workload) >= _replicas_max(spec):
         return refuse(
             Code.LIMIT,
             f"workload {replica.spec.workload} already has all {_replicas_max(spec)} replicas that it may have; "

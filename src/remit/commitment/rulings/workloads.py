@@ -75,7 +75,7 @@ def _store_generation(draft: Draft, workload: Workload, effective_spec: Workload
         return generation  # at most GENERATIONS_KEPT generations can exist
     for old_key in draft.keys(key_of("Generation", f"{meta.name}/", meta.tenant))[:-GENERATIONS_KEPT]:
         entry = draft.lookup(old_key)
-        if entry is not None and not draft.replica_count((meta.tenant, meta.name, entry[0].spec.generation)):
+        if entry is not None and not draft.replicas.count((meta.tenant, meta.name, entry[0].spec.generation)):
             draft.delete(old_key)
     return generation
 
@@ -84,7 +84,8 @@ def has_replicas(draft: Draft, workload: Workload) -> bool:
     """Return whether replicas of any generation are left."""
     meta = workload.metadata
     return any(
-        draft.replica_count((meta.tenant, meta.name, int(name.rsplit("/", 1)[1]))) for name in _generation_keys(draft, workload)
+        draft.replicas.count((meta.tenant, meta.name, int(name.rsplit("/", 1)[1])))
+        for name in _generation_keys(draft, workload)
     )
 
 

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from remit.law.fit import Requirements, cached_static_misfit
+from remit.law.fit import Requirements, cached_static_misfit, keeps_work, takes_new_work
 from remit.law.ledgers import NodeLedger
 from remit.law.requirements import compile_requirements
-from remit.law.workload_rules import is_equivalent
-from remit.model.kinds import Node, NodeHealth, Workload, WorkloadSpec
-from remit.model.metadata import Condition
+from remit.law.workload_rules import condition_of, is_equivalent
+from remit.model.kinds import Node, Workload, WorkloadSpec
 from remit.model.records import Phase, PolicyRevision, Replica
 from remit.observation.watch_cache import CachedRow, WatchCache
 
@@ -48,7 +47,7 @@ class DaemonNodes:
         for key, row in self._cache.of_kind("node/"):
             ledger = self._ledger_of(key.removeprefix("node/"), row.revision, row.obj)
             if cached_static_misfit(requirements, ledger) is None:
-                nodes[ledger.node.metadata.name] = bool(ledger.ready and ledger.open)
+                nodes[ledger.node.metadata.name] = takes_new_work(ledger.node)
         return dict(sorted(nodes.items()))
 
     def _ledger_of(self, name: str, revision: int, node: Node) -> NodeLedger:
@@ -202,9 +201,7 @@ class DesiredReplicas:
 
     def _is_healthy(self, name: str) -> bool:
         node: Node | None = self.cache.get(f"node/{name}") if name else None
-        if node is None:
-            return not name
-        return node.status.health is NodeHealth.READY and not node.spec.draining
+        return not name if node is None else keeps_work(node)
 
     def _daemon_diff(self, workload: Workload, members: Sequence[CachedRow]) -> ReplicaDiff:
         """One replica on each suitable node. Replicas on unsuitable nodes are removed, and so are pending ones for which
@@ -261,10 +258,6 @@ def failure_reason(workload: Workload) -> str:
     condition = condition_of(workload.status.conditions, "Failed")
     is_current = condition is not None and condition.observed_generation == workload.metadata.generation
     return condition.reason if condition is not None and is_current and condition.status == "True" else ""
-
-
-def condition_of(conditions: Iterable[Condition], type_: str) -> Condition | None:
-    return next((condition for condition in conditions if condition.type == type_), None)
 
 
 def available(workload: Workload, members: Iterable[CachedRow]) -> list[CachedRow]:

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from remit.correction.controllers.desired_replicas import RUNNING_PHASES, available, condition_of
+from remit.correction.controllers.desired_replicas import RUNNING_PHASES, available
 from remit.correction.framework.actions import Action, ReconcileResult, RequeueAfter, update_condition
 from remit.correction.framework.loop import ReconcileTime
+from remit.law.workload_rules import condition_of
 from remit.model.claims import Accepted, Move, Verdict
 from remit.model.kinds import Node, Workload
 from remit.model.records import Phase, Replica

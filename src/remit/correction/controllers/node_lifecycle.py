@@ -20,6 +20,7 @@ from remit.correction.controllers.disruption import OFF_NODE_PHASES, NodeDrain, 
 from remit.correction.framework.actions import Action, ControllerPermissions, ReconcileResult, RequeueAfter
 from remit.correction.framework.loop import Controller, ControllerLoop, ReconcileTime
 from remit.correction.framework.work_queue import TokenBucket
+from remit.law.fit import keeps_work
 from remit.law.requirements import is_tolerated
 from remit.law.timing import Timing, lost_after_ms
 from remit.model.claims import Mark, Move, RecordEvent, Role, Verdict
@@ -107,8 +108,7 @@ class NodeController(Controller):
         keys = [f"{_REGION_PREFIX}{name}" for name in sorted({*self._mass_silences, *self._silent_regions})]
         for key, row in self.cache.of_kind("node/"):
             node: Node = row.obj
-            is_healthy = node.status.health is NodeHealth.READY and not node.spec.draining
-            if not is_healthy or self._silent_ms(node.metadata.name) > time.timing.suspect_ms:
+            if not keeps_work(node) or self._silent_ms(node.metadata.name) > time.timing.suspect_ms:
                 keys.append(key)
         return keys
 

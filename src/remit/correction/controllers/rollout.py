@@ -59,7 +59,7 @@ class RolloutController(Controller):
         old = [row for row in old if self._evictions.is_staying(row)]
         available_keys = {row.key for row in available(workload, members) if self._evictions.is_staying(row)}
         spare = len(available_keys) - available_min(workload.spec, self._desired.desired_count(workload))
-        for row in sorted(old, key=lambda one: (one.key in available_keys, -one.obj.spec.index)):
+        for row in sorted(old, key=lambda row: (row.key in available_keys, -row.obj.spec.index)):
             if row.key in available_keys:
                 if spare <= 0:
                     break

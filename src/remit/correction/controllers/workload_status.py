@@ -25,14 +25,13 @@ from remit.correction.controllers.desired_replicas import (
     ReplicaDiff,
     available,
     available_min,
-    condition_of,
     failure_reason,
     has_exhausted_retries,
 )
 from remit.correction.framework.actions import Action, ReconcileResult, RequeueAfter, update_condition
 from remit.correction.framework.loop import ReconcileTime
 from remit.law.timing import Timing
-from remit.law.workload_rules import progress
+from remit.law.workload_rules import condition_of, progress
 from remit.model.claims import Delete, Refused
 from remit.model.kinds import Workload
 from remit.model.records import Phase, ReplicaStatus

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final, Literal, NamedTuple
 
-from remit.correction.controllers.desired_replicas import condition_of
 from remit.law.lifecycle import OWNERS
+from remit.law.workload_rules import condition_of
 from remit.model.claims import AnyClaim, Apply, Claim, Delete, Forget, Move, RecordEvent, Role, SetCondition, Spawn
 from remit.model.kinds import Node, Workload
 from remit.model.metadata import Condition

@@ -17,6 +17,7 @@ import numpy as np
 from msgspec import Struct
 
 from remit.law.admission import Admission, apply_policy_defaults
+from remit.law.fit import is_ready, takes_new_work
 from remit.law.refusals import REFUSALS
 from remit.law.requirements import compile_requirements
 from remit.model.claims import Code
@@ -165,7 +166,7 @@ def compute_capacity(
 
 
 def _capacity_request(view: SchedulerView, workload: Workload, rules: PlacementInputs, most: int) -> _CapacityRequest:
-    meta, policy = workload.metadata, view.policy
+    meta, policy = workload.metadata, view.shapes.policy
     terms = Admission({} if policy is None else policy.spec.policies).terms(meta.tenant, meta.name, meta.labels)
     spec, _ = apply_policy_defaults(workload.spec, terms)
     priority_class = view.objects.classes.get(spec.priority_class)
@@ -227,8 +228,8 @@ def _reclaimable(view: SchedulerView, request: _CapacityRequest, hard: HardFit) 
     requirements = trial.work_class.requirements
     one_at_a_time = depends_on_peers(requirements) or bool(trial.peers.anti_affinity_owners(requirements))
     for _ in range(ROUNDS_MAX):
-        count_wanted = 1 if one_at_a_time else remaining - len(rows)
-        open_rows, left_candidates = (
+        count = 1 if one_at_a_time else remaining - len(rows)
+        open_rows, remaining_candidates = (
             trial.kernel.without_capacity_check(trial.work_class),
             _remaining_candidates(candidates, evicted),
         )
@@ -236,10 +237,10 @@ def _reclaimable(view: SchedulerView, request: _CapacityRequest, hard: HardFit) 
             requirements,
             trial.columns,
             open_rows,
-            left_candidates,
+            remaining_candidates,
             allowance,
-            count=count_wanted,
-            victims_max=len(left_candidates.slots),
+            count=count,
+            victims_max=len(remaining_candidates.slots),
         ).evictions
         for eviction in plans:
             for slot in eviction.victims:
@@ -288,11 +289,10 @@ def _soft(request: _CapacityRequest, hard: HardFit, pools: Sequence[NodePool]) -
 
 
 def _soft_cause(node: Node) -> str:
-    health = node.status.health
-    if health is NodeHealth.LOST:
+    if node.status.health is NodeHealth.LOST or takes_new_work(node):
         return ""
-    if health is not NodeHealth.READY:
-        return health.value
+    if not is_ready(node):
+        return node.status.health.value
     return "draining" if node.spec.draining else "cordoned" if node.spec.unschedulable else ""
 
 

@@ -103,7 +103,7 @@ def explain_pending(view: SchedulerView, generation: int, priority: int, rules: 
     gang = None
     if work.key.gang:
         gang = GangExplanation(
-            work.key.gang, view.bound_count(generation), work.pending, len(work.trial.try_place(work.pending).rows)
+            work.key.gang, view.holds.bound_count(generation), work.pending, len(work.trial.try_place(work.pending).rows)
         )
     return PendingExplanation(
         verdict="now" if code is None else "never" if never else "not-now",
@@ -348,6 +348,6 @@ def remove_replica(view: SchedulerView, trial: Trial, slot: int) -> None:
 
 
 def evidence(view: SchedulerView, rules: PlacementInputs) -> ExplanationEvidence:
-    policy, effects = view.policy, rules.effects(view)
+    policy, effects = view.shapes.policy, rules.effects(view)
     names: Sequence[str] = [override.metadata.name for override in effects.overrides]
     return ExplanationEvidence(view.revision, view.age_ms(), 0 if policy is None else policy.spec.number, tuple(names))

@@ -102,9 +102,9 @@ def _remedy(trial: Trial, changes: Iterable[Change]) -> Remedy:
 # -- capacity ------------------------------------------------------------------------------------------------------------------
 
 
-def _capacity_remedies(trial: Trial, count_wanted: int, relaxed: Sequence[str]) -> Iterator[Remedy]:
+def _capacity_remedies(trial: Trial, count: int, relaxed: Sequence[str]) -> Iterator[Remedy]:
     """More capacity on one node, or more nodes, given a trial in which the filters `relaxed` are relaxed already."""
-    if count_wanted == 1 and (growth := _smallest_growth(trial)) is not None:
+    if count == 1 and (growth := _smallest_growth(trial)) is not None:
         change, larger = growth
         before = [Change("filter", name, nodes=(change.what,) if name in NODE_STATE_FILTERS else ()) for name in relaxed]
         changed = trial.with_nodes(larger)
@@ -113,7 +113,7 @@ def _capacity_remedies(trial: Trial, count_wanted: int, relaxed: Sequence[str]) 
             requested = dict(trial.work_class.requirements.resources)
             if all(count < requested.get(name, 0) for name, count in change.amount):
                 yield Remedy((*before, Change("shrink", amount=change.amount)), 1, (change.what,))
-    if not NODE_STATE_FILTERS & frozenset(relaxed) and (more := _fewest_more_nodes(trial, count_wanted)) is not None:
+    if not NODE_STATE_FILTERS & frozenset(relaxed) and (more := _fewest_more_nodes(trial, count)) is not None:
         node, count, changed = more
         changes = (*(Change("filter", name) for name in relaxed), Change("nodes", node, count=count))
         yield Remedy(changes, int(changed.fits().sum()))

@@ -10,6 +10,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from remit.law.workload_rules import (
+    Limit,
+    desired_replicas,
+    existing_replicas,
+    limiting_factor,
+    missing_replicas,
+    phase_limit,
+)
 from remit.model.kinds import Workload
 from remit.model.records import Decision, DecisionSpec, Phase, Replica
 from remit.model.resources import Amount
@@ -39,10 +47,7 @@ from remit.proposal.placement.plugins import BUILTIN_FILTERS
 HISTORY_MAX: Final = 50
 GROUPS_MAX: Final = 8
 QUEUED: Final = "queued"
-_REASONS: Final = {one.name: one.code.value for one in BUILTIN_FILTERS}
-_GOAL_PHASES: Final = {"job": (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINISHED), "": (Phase.READY, Phase.SERVING)}
-_GONE_PHASES: Final = (Phase.RELEASED,)
-ROLLED_OUT: Final = "RolledOut"
+_REASONS: Final = {filter_.name: filter_.code.value for filter_ in BUILTIN_FILTERS}
 
 
 class NodeNotFound(Exception):
@@ -77,7 +82,7 @@ def explain_replica(
     waits = None
     if status.phase is Phase.PENDING:
         waits = explain_pending(view, generation, spec.priority, rules)
-    there, here = _node_answers(view, slot, rules, node, status.node)
+    named_node, current_node = _node_answers(view, slot, rules, node, status.node)
     return ReplicaExplanation(
         kind="replica",
         tenant=meta.tenant,
@@ -95,8 +100,8 @@ def explain_replica(
         grants=status.grants,
         devices=dict(status.devices),
         victims={victim: _has_left(view, victim, copy) for victim, copy in status.victims.items()},
-        there=there,
-        here=here,
+        there=named_node,
+        here=current_node,
         history=records.history(),
         result=status.result,
         reason=status.reason,
@@ -117,10 +122,10 @@ def _node_answers(
     generation, priority = view.replicas.at.generation[slot], view.replicas.at.priority[slot]
     trial = pending_work(view, generation, priority, rules).trial
     remove_replica(view, trial, slot)
-    there = explain_node(trial, node)
-    if there is None:
+    named_node = explain_node(trial, node)
+    if named_node is None:
         raise NodeNotFound(node)
-    return there, explain_node(trial, now_on) if now_on else None
+    return named_node, explain_node(trial, now_on) if now_on else None
 
 
 def _placement_explanation(records: RecordedHistory, name: str, node: str) -> PlacementExplanation | None:
@@ -177,79 +182,28 @@ def explain_workload(
     phases = view.replicas.column("phase")[slots]
     counts = {phase: int(np.count_nonzero(phases == number)) for number, phase in enumerate(PHASES)}
     stages = {QUEUED if phase is Phase.PENDING else phase.value: count for phase, count in counts.items() if count}
-    kind = "" if declared is None else declared.spec.type
-    # Finished replicas of a job do not count as existing, whether settled or not.
-    gone_phases = (*_GONE_PHASES, Phase.FINISHED) if kind == "job" else _GONE_PHASES
-    existing = sum(count for phase, count in counts.items() if phase not in gone_phases)
-    desired, missing = _desired_and_missing(declared, existing, len(slots))
     groups = tuple(_groups(view, slots, rules))
     node_fit = None
     if node and len(slots):
         node_fit, _ = _node_answers(view, int(slots[np.argmax(phases == PENDING)]), rules, node, "")
     revisions = view.replicas.column("revision")[slots[phases == PENDING]].tolist()
-    limit, detail = _limit(counts, groups, missing, kind), ""
-    conditions = None if declared is None else _summarize_conditions(declared)
-    if conditions is not None and (conditions.ended or not groups):
-        limit, detail = conditions.limit, conditions.detail
+    pending = Limit(groups[0].waits.reason or QUEUED) if groups else None
+    limit = limiting_factor(declared, counts, pending) if declared is not None else pending or phase_limit("service", counts)
     return WorkloadExplanation(
         kind="workload",
         tenant=tenant,
         name=name,
-        wanted=desired,
+        wanted=0 if declared is None else desired_replicas(declared, existing_replicas(declared.spec.type, counts)),
         stages=stages,
-        missing=missing,
+        missing=0 if declared is None else missing_replicas(declared, counts),
         since=records.at.get(min(revisions), "") if revisions else "",
         evidence=evidence(view, rules),
         groups=groups,
-        limit=limit,
+        limit=limit.code,
         there=node_fit,
         history=records.history(),
-        detail=detail,
+        detail=limit.detail,
     )
-
-
-def _desired_and_missing(declared: Workload | None, existing: int, created: int) -> tuple[int, int]:
-    """Desired number of replicas, and how many of them are not created yet; for a job with completions, how many may be created
-    now.
-    """
-    if declared is None or declared.metadata.deleting:
-        return 0, 0
-    spec = declared.spec
-    if spec.type == "daemon":
-        return existing, 0  # one per matching node; the workload controller knows how many that is
-    if spec.type != "job":
-        return spec.replicas, max(0, spec.replicas - existing)
-    desired = spec.completions or spec.replicas
-    conditions = _summarize_conditions(declared)
-    ended = conditions is not None and conditions.ended
-    return desired, 0 if ended else max(0, min(desired - created, spec.replicas - existing))
-
-
-class _ConditionSummary(NamedTuple):
-    """The state of a workload according to its conditions. `ended`: its controllers do nothing more for it."""
-
-    limit: str
-    detail: str
-    ended: bool = False
-
-
-def _summarize_conditions(declared: Workload) -> _ConditionSummary | None:
-    current = {
-        condition.type: condition
-        for condition in declared.status.conditions
-        if condition.observed_generation == declared.metadata.generation
-    }
-    failed, complete, progressing = current.get("Failed"), current.get("Complete"), current.get("Progressing")
-    if failed is not None and failed.status == "True":
-        return _ConditionSummary(failed.reason, failed.message, ended=True)
-    if complete is not None and complete.status == "True":
-        return _ConditionSummary("", "the job is complete", ended=True)
-    admitted = current.get("Admitted")
-    if admitted is not None and admitted.status == "False":
-        return _ConditionSummary(admitted.reason, admitted.message)
-    if progressing is not None and progressing.reason != ROLLED_OUT and progressing.message:
-        return _ConditionSummary("rollout", progressing.message)
-    return None
 
 
 def _slots(view: SchedulerView, tenant: str, name: str) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
@@ -275,18 +229,3 @@ def _groups(
         name = keys[first].split("/", 2)[2]
         groups.append(PendingGroup(view.shapes.at.number[generation], priority, len(members), name, waits))
     return groups
-
-
-def _limit(counts: Mapping[Phase, int], groups: Sequence[PendingGroup], missing: int, kind: str) -> str:
-    """The reason why the workload is not in its desired state: the reason of its largest pending group, replicas that are not
-    created yet, or the phase that most unfinished replicas are in.
-    """
-    if groups:
-        return groups[0].waits.reason or QUEUED
-    if missing:
-        return "missing"
-    arrived = _GOAL_PHASES["job"] if kind == "job" else _GOAL_PHASES[""]
-    under_way = {
-        phase: count for phase, count in counts.items() if count and phase not in arrived and phase not in _GONE_PHASES
-    }
-    return max(under_way, key=lambda phase: under_way[phase]).value if under_way else ""

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from remit.law.fit import MemoizedPredicate, PeerIndex, Requirements, owned_anti_affinity
+from remit.law.fit import MemoizedPredicate, PeerIndex, Requirements, is_ready, owned_anti_affinity
 from remit.law.overrides import ActiveOverrides, PlaceSet
 from remit.law.selectors import domain_of
 from remit.model.kinds import Node, NodeHealth, NodeStatus
@@ -221,7 +221,7 @@ def ready_node(node: Node) -> Node:
 
 
 def _repaired(node: Node, filters: Collection[str]) -> Node:
-    if NODE_HEALTH in filters and node.status.health is not NodeHealth.READY:
+    if NODE_HEALTH in filters and not is_ready(node):
         node = replace(node, status=NodeStatus(health=NodeHealth.READY))
     if TAKES_WORK in filters and (node.spec.unschedulable or node.spec.draining):
         node = replace(node, spec=replace(node.spec, unschedulable=False, draining=False))

@@ -19,7 +19,7 @@ from remit.proposal.placement.builtin_plugins import LEAST_ALLOCATED
 from remit.proposal.placement.plugins import BUILTIN_FILTERS, PEER_CHECKS, STATIC_CHECKS, Filter, Score, applies, constant_epoch
 from remit.proposal.placement.topology_gates import ScoreArray, TopologyGates, TopologyGroups
 
-RESOURCES: Final = next(one for one in BUILTIN_FILTERS if one.check is fit.resources)
+RESOURCES: Final = next(filter_ for filter_ in BUILTIN_FILTERS if filter_.check is fit.resources)
 
 
 class WorkClass:
@@ -94,9 +94,7 @@ class WorkClass:
         dropped.
         """
         before = self.scores, self.static_scores
-        applying = [score for score in scores if applies(score, self.requirements)]
-        replaced = {name for score in applying for name in score.replaces}
-        selected = [score for score in applying if score.name not in replaced]
+        selected = _selected_scores(scores, self.requirements)
         self.scores = [score for score in selected if not score.static]
         self.static_scores = [score for score in selected if score.static]
         if self.changes_seen >= 0 and before == (self.scores, self.static_scores):
@@ -108,7 +106,7 @@ class WorkClass:
         self.uses_fast_path = RESOURCES in self.filters and self.scores == [LEAST_ALLOCATED]
         """The common case: only the `resources` filter and the `least-allocated` score apply, so the kernel uses its fast path.
         """
-        self.other_filters = [score for score in self.filters if not (self.uses_fast_path and score is RESOURCES)]
+        self.other_filters = [filter_ for filter_ in self.filters if not (self.uses_fast_path and filter_ is RESOURCES)]
         self.score: ScoreArray = np.zeros(0, dtype=np.int64 if self.high_precision else np.int32)
 
     @property
@@ -117,6 +115,13 @@ class WorkClass:
         total = self.score.nbytes + self.static.nbytes + self.closed.nbytes
         total += self.static_bonus.nbytes if self.static_bonus is not None else 0
         return total + (self.groups.memory_bytes if self.groups is not None else 0)
+
+
+def _selected_scores(scores: Sequence[Score], requirements: Requirements) -> list[Score]:
+    """Return the scores that apply, without those that another of them replaces."""
+    applying = [score for score in scores if applies(score, requirements)]
+    replaced = {name for score in applying for name in score.replaces}
+    return [score for score in applying if score.name not in replaced]
 
 
 _SAMPLE: Final = 1_024

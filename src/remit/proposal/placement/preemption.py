@@ -149,11 +149,7 @@ def plan_evictions(
         _free_capacity(requirements, columns, candidates.assigned),
         _free_capacity(requirements, columns, candidates.releasing),
     )
-    sufficient_rows = [
-        row
-        for row in _rows_with_enough(requirements, future_capacity, open_rows, candidates.releasing.rows)
-        if _fits(requirements, future_capacity, row, candidates, ())
-    ]
+    sufficient_rows = _rows_without_victims(requirements, future_capacity, open_rows, candidates)
     count -= sum(_replicas_that_fit(requirements, future_capacity, row, candidates, ()) for row in sufficient_rows)
     capacity_coming = bool(sufficient_rows)
     open_rows = open_rows.copy()
@@ -204,6 +200,17 @@ def plan_evictions(
                 count, capacity_coming = count - spare_replicas, capacity_coming or spare_replicas > 0
         examined_count = max(0, examined_count - 2 * len(plans))
     return PreemptionPlan(plans, victims_lacking, capacity_coming)
+
+
+def _rows_without_victims(
+    requirements: Requirements, future_capacity: _FreeCapacity, open_rows: Bools, candidates: VictimCandidates
+) -> list[int]:
+    """Those rows where terminating replicas will free enough, so that no victims are needed."""
+    return [
+        row
+        for row in _rows_with_enough(requirements, future_capacity, open_rows, candidates.releasing.rows)
+        if _fits(requirements, future_capacity, row, candidates, ())
+    ]
 
 
 def _free_capacity(requirements: Requirements, columns: NodeColumns, leaving: ReleasingCapacity) -> _FreeCapacity:

@@ -189,7 +189,7 @@ class VictimSelector:
         devices: dict[int, list[Mapping[str, int]]] = {}
         for slot in (slot for slot in slots.tolist() if slot in replicas.devices):
             devices.setdefault(replicas.at.node[slot], []).append(replicas.devices[slot])
-        assigned = list(view.reduced_amounts())
+        assigned = list(view.holds.reservations.reduced_amounts())
         for row, amounts_due in assigned:
             part = {
                 name.removeprefix(DEVICE_PREFIX): -share

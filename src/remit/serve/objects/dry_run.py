@@ -161,7 +161,7 @@ class _TrialAuthority:
         self.written: dict[str, AnyObject] = {}
 
     def rule(self, obj: AnyObject) -> PlanItem:
-        if len(self.draft.objects) >= TRIAL_BATCH_MAX:
+        if len(self.draft.changes.objects) >= TRIAL_BATCH_MAX:
             self._commit_batch()
         kind, meta, name = type(obj).__name__, obj.metadata, key(obj)
         before: AnyObject | None = self._rows.get(name)
@@ -176,7 +176,7 @@ class _TrialAuthority:
         after: AnyObject | None = None if drafted is None else drafted[0]
         self.written |= {
             key_: drafted_object
-            for key_, drafted_object in self.draft.objects.items()
+            for key_, drafted_object in self.draft.changes.objects.items()
             if drafted_object is not None and key_ not in self.written
         }
         return replace(item, action="create" if before is None else "replace", diff=diff_objects(before, after))
@@ -184,7 +184,7 @@ class _TrialAuthority:
     def _commit_batch(self) -> None:
         """Commit the draft to the copied books, so that lookups do not have to scan it."""
         born = self.draft.uids_issued
-        self._books.absorb(self.draft, self._rows.revision, {})
+        self._books.absorb(self.draft.changes, self._time, self._rows.revision, {})
         self.draft = Draft(self._books, self._time)
         self.draft.uids_issued = born
 
@@ -202,7 +202,7 @@ def _trial_books(cached: CachedRows, objects: Sequence[AnyObject], time: Decisio
         for row in rows.get(definition.prefix, ()):
             draft = Draft(books, time, takeover=True)
             draft.put(row.obj)
-            books.absorb(draft, row.revision, {})
+            books.absorb(draft.changes, time, row.revision, {})
     return books
 
 
@@ -286,7 +286,7 @@ class _TrialPlacement:
 
     def _priority(self, workload: Workload) -> int:
         meta = workload.metadata
-        terms = self._draft.current_interner().admission.terms(meta.tenant, meta.name, meta.labels)
+        terms = self._draft.requirements.interner().admission.terms(meta.tenant, meta.name, meta.labels)
         priority_class = self._view.objects.classes.get(apply_policy_defaults(workload.spec, terms)[0].priority_class)
         return 0 if priority_class is None else priority_class.spec.value
 
@@ -321,7 +321,7 @@ class _TrialPlacement:
                 continue
             for index in range(first, first + count):
                 name = key_of("Replica", f"{meta.name}-{index}", meta.tenant)
-                replica = draft.replicas[name]
+                replica = draft.changes.replicas[name]
                 if replica is not None:
                     rows[name], priority = encode(replica), replica.spec.priority
         self._apply_to_view(rows)
@@ -338,7 +338,7 @@ class _TrialPlacement:
         placed = work.trial.try_place(work.quota_source.covers(work.requirements.charge.pairs, able))
         rows = placed.rows if len(placed.rows) >= work.gang_minimum else []
         devices: Sequence[Mapping[str, int]] = placed.devices or [{}] * len(rows)
-        view.assume_many(zip(slots, rows, devices, strict=False), (work.quota_source.name,))
+        view.holds.assume_many(zip(slots, rows, devices, strict=False), (work.quota_source.name,))
         waits = explain_pending(view, generation, priority, self._rules) if len(rows) < count else None
         return [work.trial.kernel.node_name(row) for row in rows], waits
 

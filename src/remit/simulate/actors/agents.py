@@ -46,7 +46,6 @@ class SimulatedAgent:
 
     def __init__(self, context: RoleContext, keeper: str, nodes: Sequence[Node]) -> None:
         self.context = context
-        context.agent = self
         self.names = tuple(node.metadata.name for node in nodes)
         self.client: AuthorityClient = context.client(Actor(context.process.name, Role.AGENT))
         self.secret_files = SimSecretFiles()
@@ -66,6 +65,7 @@ class SimulatedAgent:
             on_failure=context.report_abandoned,
         )
         delivering.actor_for = self.agent.actor
+        context.assignments, context.agent_nodes = self.agent.assignments, self.names
 
 
 def _recorded_feed(context: RoleContext, feed: AssignmentFeed) -> AssignmentFeed:

@@ -305,14 +305,18 @@ class BudgetIssuer(BudgetPeer):
             yield from self._maintain(grant, region, reading)
         if reading is None or self.peer_record(region.name).standing is PeerConfirmation.AWAITED:
             return
+        live = [grant for grant in issued if grant.status.phase is GrantPhase.LIVE]
         for _, row in self.view.of_kind("tenant/"):
-            tenant: Tenant = row.obj
-            name, live = tenant.metadata.name, [grant for grant in issued if grant.status.phase is GrantPhase.LIVE]
-            slices = [grant for grant in live if (grant.spec.tenant, grant.spec.purpose) == (name, "quota")]
-            if not slices or (len(slices) < SLICES_MAX and self.is_due(f"slice {name}", 60)):
-                yield from self._issue_slice(tenant, reading)
-            if not any(name in grant.spec.shares for grant in live) and self.is_due(f"budget {name}", 60):
-                yield from self._issue_budget(tenant, reading)
+            yield from self._issue_grants(row.obj, live, reading)
+
+    def _issue_grants(self, tenant: Tenant, live: Sequence[Grant], reading: ClockReading) -> Iterator[AnyClaim]:
+        """Issue what a tenant lacks in the region, given the live grants there."""
+        name = tenant.metadata.name
+        slices = [grant for grant in live if (grant.spec.tenant, grant.spec.purpose) == (name, "quota")]
+        if not slices or (len(slices) < SLICES_MAX and self.is_due(f"slice {name}", 60)):
+            yield from self._issue_slice(tenant, reading)
+        if not any(name in grant.spec.shares for grant in live) and self.is_due(f"budget {name}", 60):
+            yield from self._issue_budget(tenant, reading)
 
     def _maintain(self, grant: Grant, region: BudgetPeer, reading: ClockReading | None) -> Iterator[AnyClaim]:
         name, now_ms, holder_copy = grant.metadata.name, self.world.clock.now_ms(), region.grant(name=grant.metadata.name)

@@ -99,11 +99,11 @@ class NaiveScheduler(SimulatedRole):
             needs = self._needs_of(replica)
             if key in attempted or needs is None:
                 continue
-            short = needs.spec.gang is not None and self._gang_size(replica) < needs.spec.gang.min
+            is_short_gang = needs.spec.gang is not None and self._gang_size(replica) < needs.spec.gang.min
             # A gang is tried as a unit, whichever member is due.
-            members = self._waiting_with(replica) if short else [key]
+            members = self._waiting_with(replica) if is_short_gang else [key]
             attempted.update(dict.fromkeys(members))
-            claims += self._gang(members) if short else self._place(key, replica, needs)
+            claims += self._gang(members) if is_short_gang else self._place(key, replica, needs)
         for key in attempted:
             self._retry_at[key] = now_ms + round(_RETRY_HEARTBEATS * self.context.timing.heartbeat_ms)
         return claims
@@ -164,42 +164,48 @@ class NaiveScheduler(SimulatedRole):
         freed, tenants_with_quota = False, dict[str, None]()
         for key in keys:
             if key.startswith("replica/"):
-                replica = self.view.get(key)
-                node = replica.status.node if replica is not None and replica.status.phase in HOLDING_PHASES else ""
-                before = self._node_of.pop(key, "")
-                if node:
-                    self._node_of[key] = node
-                for name in {before, node} - {""}:
-                    self._free.pop(name, None)
-                if before and not node:
+                if self._forget_replica(key):
                     freed, tenants_with_quota[key.split("/")[1]] = True, None
-                if replica is None or replica.status.phase is not Phase.PENDING:
-                    self._retry_at.pop(key, None)
-                    self._refused.pop(key, None)
-                    self._rounds.pop(key, None)
-                    self._exhausted_grant.pop(key, None)
-                    if replica is None:
-                        self._delayed_until.pop(key, None)
-                elif key not in self._retry_at:
-                    self._retry_at[key] = 0
             elif key.startswith(("node/", "grant/", "tenant/", "policyrevision/")):
-                self._free.pop(key.removeprefix("node/"), None)
                 freed = True
-                if key.startswith("tenant/"):
-                    tenants_with_quota[key.removeprefix("tenant/")] = None
-                elif key.startswith("grant/"):
-                    tenants_with_quota.update(dict.fromkeys(waiting.split("/")[1] for waiting in self._short_of_quota))
-                elif key.startswith("policyrevision/") and key not in self._policies:  # a new policy revision, not a renewal
-                    self._policies[key] = None
-                    self._refused.clear()
-                    self._backoff_until = {
-                        member: until_ms for member, until_ms in self._backoff_until.items() if member not in self._rounds
-                    }
-                    self._rounds.clear()
+                self._forget_source(key, tenants_with_quota)
         for key in [key for key in self._short_of_quota if key.split("/")[1] in tenants_with_quota]:
             self._backoff_until.pop(key, None)
             del self._short_of_quota[key]
         return freed
+
+    def _forget_replica(self, key: str) -> bool:
+        """Drop what was known of a replica. Returns whether it has freed its capacity."""
+        replica = self.view.get(key)
+        node = replica.status.node if replica is not None and replica.status.phase in HOLDING_PHASES else ""
+        before = self._node_of.pop(key, "")
+        if node:
+            self._node_of[key] = node
+        for name in {before, node} - {""}:
+            self._free.pop(name, None)
+        if replica is not None and replica.status.phase is Phase.PENDING:
+            self._retry_at.setdefault(key, 0)
+        else:
+            for state in (self._retry_at, self._refused, self._rounds, self._exhausted_grant):
+                state.pop(key, None)
+        if replica is None:
+            self._delayed_until.pop(key, None)
+        return bool(before and not node)
+
+    def _forget_source(self, key: str, tenants_with_quota: dict[str, None]) -> None:
+        """Drop what was derived from a node, a ledger or a policy. Adds the tenants that may have more quota now."""
+        self._free.pop(key.removeprefix("node/"), None)
+        if key.startswith("tenant/"):
+            tenants_with_quota[key.removeprefix("tenant/")] = None
+        elif key.startswith("grant/"):
+            tenants_with_quota.update(dict.fromkeys(waiting.split("/")[1] for waiting in self._short_of_quota))
+        elif key.startswith("policyrevision/") and key not in self._policies:  # a new policy revision, not a renewal
+            self._policies[key] = None
+            self._refused.clear()
+            self._backoff_until = {
+                member: until_ms for member, until_ms in self._backoff_until.items() if member not in self._rounds
+            }
+            self._rounds.clear()
 
     def _free_on(self, name: str, node: Node) -> dict[str, int]:
         free = self._free.get(name)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
+from remit.agent.assignments import Assignments
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.endpoint import AuthorityStatus, Endpoint
 from remit.client.lease_holder import LeaseHold, acquire
@@ -30,9 +31,6 @@ from remit.simulate.world.processes import SimProcess
 from remit.simulate.world.store import StoreService
 from remit.store.protocol import Head, Store
 from remit.world.interfaces import Clock, World
-
-if TYPE_CHECKING:
-    from remit.simulate.actors.agents import SimulatedAgent
 
 VIEW_PREFIXES: Final = ("replica/", *VIEWED_PREFIXES)
 
@@ -226,8 +224,9 @@ class RoleContext:
         self.servers = tuple(servers)
         self.observer = observer
         self.timing = timing
-        self.agent: SimulatedAgent | None = None
+        self.assignments: Assignments | None = None
         """Set for agents, which use a real agent's assignments instead of `view`."""
+        self.agent_nodes: tuple[str, ...] = ()
         self.scheduler_view: RecordedSchedulerView | None = None
         """Set for schedulers, which use a real scheduler's view instead of `view`."""
         self.view = RecordedWatchCache(

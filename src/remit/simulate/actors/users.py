@@ -48,7 +48,7 @@ from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
 from remit.simulate.actors.adversary_tenant import NODE_PREFIX
 from remit.simulate.actors.role import RoleContext
-from remit.simulate.scenarios import LoadSpec
+from remit.simulate.scenario_types import LoadSpec
 from remit.simulate.world import random_streams
 from remit.simulate.world.runner import SimProgram
 from remit.world.interfaces import Randomness

@@ -5,6 +5,8 @@ Phases and leases are checked in transition_checks.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
 from remit.simulate.checkers.reference.history import CommitStep, History
 from remit.simulate.checkers.reference.lifecycle import ACTIVE
 from remit.simulate.checkers.reference.placement import peer_violation, static_violation
@@ -155,30 +157,38 @@ def _source_of(grant: Json) -> Json:
 def hard_constraints_hold_at_the_bind(step: CommitStep) -> Findings:
     """Evaluated on the state after the batch: exact if nothing later in the batch could have changed it."""
     bound = dict(step.placed("bound"))
-    if not bound:
+    if not bound or _changed_after_a_bind(step):
         return
+    freed = any(holds_capacity(old) and not holds_capacity(new) for _, old, new in step.moves)
+    exact = not freed and (len(step.accepted) == 1 or len({group_of(new) for _, new in step.placed("bound", "reserved")}) == 1)
+    for key, new in bound.items():
+        for violation in _violations_at(step.history, new, peers=not freed, spread=exact):
+            yield key, violation
+
+
+def _changed_after_a_bind(step: CommitStep) -> bool:
+    """Whether the batch changed an object that constraints depend on after it had bound a replica."""
     binders = [i for i, entry in enumerate(step.accepted) if entry.operation in ("bind", "gang")]
     shapers = [
         i for i, entry in enumerate(step.accepted) if entry.operation in ("apply", "delete", "mark", "adopt", "rollback")
     ]
-    if binders and shapers and max(shapers) > min(binders):
+    return bool(binders and shapers and max(shapers) > min(binders))
+
+
+def _violations_at(history: History, replica: Json, *, peers: bool, spread: bool) -> Iterator[str]:
+    """Yield the hard constraints that a bound replica breaks on its node."""
+    node = replica["status"]["node"]
+    node_attributes, shape = history.reference_nodes.get(node), history.shape(replica)
+    if node_attributes is None or shape is None:
+        yield f"node {node} does not exist" if node_attributes is None else "the replica has no generation"
         return
-    history = step.history
-    freed = any(holds_capacity(old) and not holds_capacity(new) for _, old, new in step.moves)
-    exact = not freed and (len(step.accepted) == 1 or len({group_of(new) for _, new in step.placed("bound", "reserved")}) == 1)
-    for key, new in bound.items():
-        node = new["status"]["node"]
-        node_attributes, shape = history.reference_nodes.get(node), history.shape(new)
-        if node_attributes is None or shape is None:
-            yield key, f"node {node} does not exist" if node_attributes is None else "the replica has no generation"
-            return
-        if reason := static_violation(shape, node_attributes, history.policy):
-            yield key, f"bound to {node}: {reason}"
-        row = history.row(f"node/{node}")
-        if health_of(row) != "ready" or not is_open(row):
-            yield key, f"bound to {node}, which accepts no new work: {row.get('status')} {row['spec']}"
-        if not freed and (reason := peer_violation(history, shape, node_attributes, spread=exact)):
-            yield key, f"bound to {node}: {reason}"
+    if reason := static_violation(shape, node_attributes, history.policy):
+        yield f"bound to {node}: {reason}"
+    row = history.row(f"node/{node}")
+    if health_of(row) != "ready" or not is_open(row):
+        yield f"bound to {node}, which accepts no new work: {row.get('status')} {row['spec']}"
+    if peers and (reason := peer_violation(history, shape, node_attributes, spread=spread)):
+        yield f"bound to {node}: {reason}"
 
 
 @check_property("S18")
@@ -190,18 +200,24 @@ def devices_are_those_that_were_asked_for(step: CommitStep) -> Findings:
         row = step.history.row(f"node/{new['status']['node']}") or {"spec": {}}
         known = {device["name"]: device for device in row["spec"].get("devices", ())}
         charged = {name: n for name, n in shape.charge.items() if name.startswith("devices/") and n}
-        held: dict[str, int] = {}
-        for name, share in assigned.items():
-            kind = f"devices/{known.get(name, {}).get('kind', '?')}"
-            held[kind] = held.get(kind, 0) + share
-        models = {model for request in shape.device_requests for model in request.get("models", ())}
-        wrong_models = [
-            name
-            for name in assigned
-            if models and all(a.get("models") for a in shape.device_requests) and known.get(name, {}).get("model") not in models
-        ]
-        if held != charged or wrong_models:
+        if _amounts_by_kind(assigned, known) != charged or not _are_models_allowed(shape.device_requests, assigned, known):
             yield key, f"requested {shape.device_requests}, got {assigned} of {sorted(known)}"
+
+
+def _amounts_by_kind(assigned: Mapping[str, int], known: Mapping[str, Json]) -> dict[str, int]:
+    held: dict[str, int] = {}
+    for name, share in assigned.items():
+        kind = f"devices/{known.get(name, {}).get('kind', '?')}"
+        held[kind] = held.get(kind, 0) + share
+    return held
+
+
+def _are_models_allowed(requests: Sequence[Json], assigned: Iterable[str], known: Mapping[str, Json]) -> bool:
+    """Whether each device is of a requested model. A request without models accepts any."""
+    if any(not request.get("models") for request in requests):
+        return True
+    models = {model for request in requests for model in request["models"]}
+    return not models or all(known.get(name, {}).get("model") in models for name in assigned)
 
 
 @check_property("S18")

@@ -17,8 +17,8 @@ from remit.simulate.checkers.liveness_checks import Core, Liveness, WaitingItem,
 from remit.simulate.checkers.progress_checks import decisions
 from remit.simulate.checkers.reference.feasibility import clock_lower_bound, has_capacity
 from remit.simulate.checkers.reference.history import VERSIONS_MAX, CommitStep, History
-from remit.simulate.checkers.reference.placement import ReferenceNode, static_violation
-from remit.simulate.checkers.reference.rows import Amounts, Json, ReferenceShape, health_of, is_open, phase_of
+from remit.simulate.checkers.reference.placement import static_violation
+from remit.simulate.checkers.reference.rows import Amounts, Json, ReferenceNode, ReferenceShape, health_of, is_open, phase_of
 from remit.simulate.checkers.registry import Findings, check_property
 
 

@@ -146,16 +146,23 @@ def phases_move_along_edges_by_their_owners(step: CommitStep) -> Findings:
             if (old_phase, new_phase, "authority") not in EDGES:
                 yield key, f"a restore moved it from {old_phase} to {new_phase}"
             continue
-        workload = (old or new)["spec"]["workload"]
-        named = [
-            e for e in step.accepted
-            if e.subject in (key, workload) or e.operation == "gang" or (e.operation == "reserve" and new_phase == "draining")
-        ]  # fmt: skip
+        named = _entries_that_may_move(step, key, (old or new)["spec"]["workload"], new_phase)
         is_initial = old_phase is None and new_phase == "pending" and created_with_workload(step, new)
         if not is_initial and not any((old_phase, new_phase, entry.role) in EDGES for entry in named):
             yield key, f"from {old_phase} to {new_phase} by {[(e.operation, e.role, e.subject) for e in named]}"
         if old_phase == "unknown" and new_phase in ON_NODE and old["status"].get("before") != new_phase:
             yield key, f"it was {old['status'].get('before')} before unknown, and resumed as {new_phase}"
+
+
+def _entries_that_may_move(step: CommitStep, key: str, workload: str, phase: str | None) -> list[BatchEntry]:
+    """Return the accepted operations of this batch that can have moved a replica to this phase."""
+    return [
+        entry
+        for entry in step.accepted
+        if entry.subject in (key, workload)
+        or entry.operation == "gang"
+        or (entry.operation == "reserve" and phase == "draining")
+    ]
 
 
 @check_property("S16")

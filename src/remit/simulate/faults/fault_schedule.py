@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from remit.model.resources import parse_duration
 from remit.simulate.faults.kinds import KINDS
-from remit.simulate.scenarios import BOUNDS, FaultSpec, Injection, Scenario
+from remit.simulate.scenario_types import FaultSpec, Injection, Scenario
+from remit.simulate.scenarios import BOUNDS
 from remit.simulate.world import random_streams
 from remit.simulate.world.random_streams import Random
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
-from remit.simulate.scenarios import Injection, Scenario
+from remit.simulate.scenario_types import Injection, Scenario
 from remit.simulate.world.power_loss import POWER_CUT_CALLS_MAX, SqliteStoreService
 from remit.simulate.world.processes import SimProcess
 from remit.simulate.world.random_streams import Random

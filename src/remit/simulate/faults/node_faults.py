@@ -8,7 +8,7 @@ in swarm scenarios.
 from __future__ import annotations
 
 from remit.simulate.faults.kinds import SECONDS, FaultScope, FaultTarget, Heal, cut_paths, fault, freeze_process, pick_alive
-from remit.simulate.scenarios import Injection
+from remit.simulate.scenario_types import Injection
 from remit.simulate.world.processes import SimMachine, SimProcess
 from remit.simulate.world.random_streams import Random
 

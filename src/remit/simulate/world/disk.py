@@ -128,12 +128,12 @@ class SimDisk:
         inside = [path for path in self._entries if path == directory or directory in path.parents]
         return sorted(inside, key=lambda path: (-len(path.parts), path))
 
-    def move(self, made: Path, to: Path) -> None:
+    def move(self, source: Path, to: Path) -> None:
         """Move a tree atomically, without syncing it."""
-        for inside in reversed(self.tree_of(made)):
+        for inside in reversed(self.tree_of(source)):
             content = self._entries[inside]
             self.drop(inside)
-            self.put(to / inside.relative_to(made), content)
+            self.put(to / inside.relative_to(source), content)
 
     def bytes_below(self, directory: Path) -> int:
         return sum(len(self._entries[path] or b"") for path in self.tree_of(directory))

@@ -5,7 +5,8 @@ purposes independent: one more draw in the network does not change the fault sch
 changed name changes every run that uses it, and saved replays no longer reproduce their violation.
 
 `run` is the name of a run, `<scenario>/<seed>`. The streams of a process are derived from the name of its start, so that a
-restarted process does not repeat the decisions of its previous start.
+restarted process does not repeat the decisions of its previous start. Components of the product derive their own streams from
+it where they are built: `agent NAME`, `standing NAME` (heartbeats), `scheduler NAME` and `ROLE LEASE NAME` (controllers).
 """
 
 from __future__ import annotations

@@ -85,12 +85,25 @@ def parse_program(argv: tuple[str, ...]) -> SimProgram:
         raise NotStarted(f"no program {argv[0] if argv else '(none)'!r} on this machine", _USAGE)
     positional = [*plain[1:], *("0", "0", "0")[len(plain) - 1 :]]
     pairs = [argument.partition("=") for argument in argv if "=" in argument]
-    numbers = [*(argument for argument in positional if argument != "-"), *(value for _, _, value in pairs)]
-    known = all(name in _OPTIONS for name, _, _ in pairs)
-    if positional[1] == "-" or not known or not all(argument.isascii() and argument.isdigit() for argument in numbers):
+    try:
+        options = {name: _number(value) for name, _, value in pairs}
+        program = SimProgram(_time_or_never(positional[0]), _number(positional[1]), _time_or_never(positional[2]))
+    except ValueError:
+        raise NotStarted(f"invalid arguments {' '.join(argv)!r}", _USAGE) from None
+    if not options.keys() <= set(_OPTIONS):
         raise NotStarted(f"invalid arguments {' '.join(argv)!r}", _USAGE)
-    runs, code, stop = (None if argument == "-" else int(argument) for argument in positional)
-    return SimProgram(runs, code or 0, stop)._replace(**{name: int(value) for name, _, value in pairs})
+    return program._replace(**options)
+
+
+def _time_or_never(argument: str) -> int | None:
+    return None if argument == "-" else _number(argument)
+
+
+def _number(argument: str) -> int:
+    """Parse a whole number without a sign. Raises ValueError."""
+    if not (argument.isascii() and argument.isdigit()):
+        raise ValueError(argument)
+    return int(argument)
 
 
 class ProgramRun(NamedTuple):

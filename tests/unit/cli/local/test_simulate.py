@@ -27,7 +27,8 @@ from remit.simulate.checkers.judge import EVENT_CHECKS
 from remit.simulate.checkers.reference.history import CommitStep
 from remit.simulate.checkers.reference.rows import phase_of
 from remit.simulate.checkers.registry import CHECKS, Check, Findings
-from remit.simulate.scenarios import Replay, Scenario, names
+from remit.simulate.scenario_types import Replay, Scenario
+from remit.simulate.scenarios import names
 from remit.simulate.seed_runner import SeedResult, SeedTask
 from remit.simulate.shrink import save, shrink
 from remit.simulate.simulation import RunResult

@@ -25,7 +25,8 @@ from remit.cli.output.object_columns import (
 )
 from remit.cli.output.object_list import natural_key, sort_objects
 from remit.cli.output.terminal import LINE_CHARS_MAX, LineDecoder, escape_terminal
-from remit.cli.session.workload_progress import PendingReason, ProgressSummary
+from remit.cli.session.workload_progress import ProgressSummary
+from remit.law.workload_rules import PendingReason
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec
 from remit.model.manifests.reader import read
 from remit.model.metadata import Metadata, RecordMetadata

@@ -8,14 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from remit.cli.session.wait_conditions import workload_goal_status
-from remit.cli.session.workload_progress import (
-    PendingReason,
-    format_funnel,
-    format_stages,
-    funnel,
-    pending_reasons,
-    summarize_progress,
-)
+from remit.cli.session.workload_progress import format_funnel, format_stages, funnel, summarize_progress
+from remit.law.workload_rules import PendingReason, pending_reasons
 from remit.model.kinds import Template, Workload, WorkloadSpec, WorkloadStatus
 from remit.model.metadata import Condition, Metadata, RecordMetadata
 from remit.model.records import Decision, DecisionSpec, Phase, Replica, ReplicaSpec, ReplicaStatus

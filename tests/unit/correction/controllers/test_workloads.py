@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.correction.controllers.desired_replicas import DesiredReplicas, condition_of
+from remit.correction.controllers.desired_replicas import DesiredReplicas
 from remit.correction.controllers.workload_status import condition_debounce_ms
 from remit.correction.controllers.workloads import WorkloadController
 from remit.correction.framework.actions import Action
+from remit.law.workload_rules import condition_of
 from remit.model.claims import Accepted, Code, Refused, Spawn
 from remit.model.kinds import NodeHealth, Placement, Rollout, Workload
 from remit.model.records import Phase, Replica

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -31,6 +32,14 @@ def test_capacity_reports_room_and_quota() -> None:
     assert found.stop is not None and found.stop.reason == "over_quota"
     change = found.stop.unblocks[0].changes[0]
     assert (change.kind, change.amount) == ("quota", amounts(cpu="1"))
+
+
+def test_hard_reclaimable_and_soft_capacity_are_never_added() -> None:
+    found = capacity_of(three_nodes(), workload("w", "1"))
+    kinds: list[Any] = [found.hard, found.reclaimable, found.soft]
+    for one, other in product(kinds, kinds):
+        with pytest.raises(TypeError):
+            one + other
 
 
 def test_stop_names_reason_and_remedies_for_next_replica() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from remit.simulate.checkers.reference.rows import phase_of
 from remit.simulate.faults.kinds import KINDS
-from remit.simulate.scenarios import Injection, parse
+from remit.simulate.scenario_types import Injection
+from remit.simulate.scenarios import parse
 from remit.simulate.simulation import Simulation
 from remit.simulate.world.network import NetworkConditions
 from remit.simulate.world.random_streams import stream

@@ -15,12 +15,13 @@ from typing import Final
 from remit.simulate.checkers.capacity_checks import grant_dead_reason
 from remit.simulate.checkers.reference.history import History
 from remit.simulate.checkers.reference.past_states import TimedCommit
-from remit.simulate.checkers.reference.placement import ReferenceNode, peer_violation, static_violation
+from remit.simulate.checkers.reference.placement import peer_violation, static_violation
 from remit.simulate.checkers.reference.rows import (
     SCOPE_PREFIX,
     WHOLE_DEVICE,
     Amounts,
     Json,
+    ReferenceNode,
     ReferenceShape,
     health_of,
     is_open,

@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 from remit.simulate.checkers.reference.ledger_sums import LedgerSums, capacity_of, limits_of
 from remit.simulate.checkers.reference.lifecycle import ACTIVE, ASSIGNED
 from remit.simulate.checkers.reference.past_states import CommitTimes, PastStates
-from remit.simulate.checkers.reference.placement import ReferenceNode
 from remit.simulate.checkers.reference.rows import (
     RESTORE_MARKER,
     Amounts,
     BatchEntry,
     Json,
+    ReferenceNode,
     ReferenceShape,
     Rows,
     attempt_of,

@@ -6,29 +6,9 @@ Does not use law/fit.py. Free capacity and ledgers are not considered here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from remit.simulate.checkers.reference.rows import Json, ReferenceShape
-
-if TYPE_CHECKING:
-    from remit.simulate.checkers.reference.history import History
-
-
-class ReferenceNode:
-    """Attributes and location of a node."""
-
-    __slots__ = ("attributes", "labels", "locations", "name", "taints")
-
-    def __init__(self, name: str, node: Json) -> None:
-        spec = node["spec"]
-        self.name = name
-        self.labels: dict[str, str] = node["metadata"].get("labels", {})
-        self.locations = {"region": str(spec["region"]), "zone": str(spec["zone"]), "pool": str(spec.get("pool", "default"))}
-        self.taints: list[Json] = spec.get("taints", [])
-        self.attributes = (self.labels, self.locations, self.taints)
-
-    def domain(self, key: str) -> str:
-        return self.name if key == "node" else self.locations[key] if key in self.locations else str(self.labels.get(key, ""))
+from remit.simulate.checkers.reference.history import History
+from remit.simulate.checkers.reference.rows import Json, ReferenceNode, ReferenceShape
 
 
 def matches(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
@@ -39,10 +19,22 @@ def static_violation(shape: ReferenceShape, node: ReferenceNode, policy: Json) -
     """Return the rule by which a node could never accept such a replica, regardless of its free capacity; empty if there is
     none.
     """
-    placement = shape.placement
+    return (
+        _location_violation(shape, node)
+        or _policy_violation(shape, node, policy)
+        or _taint_violation(shape, node)
+        or _label_violation(shape, node)
+    )
+
+
+def _location_violation(shape: ReferenceShape, node: ReferenceNode) -> str:
     for name, value in node.locations.items():
-        if placement.get(f"{name}s") and value not in placement[f"{name}s"]:
+        if shape.placement.get(f"{name}s") and value not in shape.placement[f"{name}s"]:
             return f"{name} {value} is not requested"
+    return ""
+
+
+def _policy_violation(shape: ReferenceShape, node: ReferenceNode, policy: Json) -> str:
     for rule in (rule for policy_spec in (policy or {}).get("policies", {}).values() for rule in policy_spec["rules"]):
         match, allow = rule.get("match", {}), rule.get("allow", {})
         tenants = match.get("tenants")
@@ -51,20 +43,24 @@ def static_violation(shape: ReferenceShape, node: ReferenceNode, policy: Json) -
         for name, value in node.locations.items():
             if allow.get(f"{name}s") and value not in allow[f"{name}s"]:
                 return f"policy forbids {name} {value}"
+    return ""
+
+
+def _taint_violation(shape: ReferenceShape, node: ReferenceNode) -> str:
+    tolerations = shape.placement.get("tolerations", ())
     for taint in node.taints:
-        if taint["effect"] != "PreferNoSchedule" and not any(_tolerates(t, taint) for t in placement.get("tolerations", ())):
+        if taint["effect"] != "PreferNoSchedule" and not any(_tolerates(t, taint) for t in tolerations):
             return f"taint {taint} is not tolerated"
-    if not matches(node.labels, placement.get("nodeSelector", {})):
+    return ""
+
+
+def _label_violation(shape: ReferenceShape, node: ReferenceNode) -> str:
+    if not matches(node.labels, shape.placement.get("nodeSelector", {})):
         return f"labels {node.labels} do not match the node selector"
-    expressions = placement.get("expressions", ())
-    return next(
-        (
-            f"{e} does not match labels {node.labels}"
-            for e in expressions
-            if not _matches_expression(e, node.labels.get(e["key"]))
-        ),
-        "",
-    )
+    for expression in shape.placement.get("expressions", ()):
+        if not _matches_expression(expression, node.labels.get(expression["key"])):
+            return f"{expression} does not match labels {node.labels}"
+    return ""
 
 
 def _tolerates(toleration: Json, taint: Json) -> bool:
@@ -128,10 +124,26 @@ def peer_violation(
     `counted` means that the replica is already there and among those that hold capacity.
     """
     others = PeerReplicas(history, shape, node.name if counted else "")
-    for term in shape.anti_affinity:
+    violation = (
+        _anti_affinity_violation(others, node)
+        or _violation_of_other_anti_affinity(others, node)
+        or _affinity_violation(others, node)
+    )
+    terms = shape.placement.get("topologySpread", ()) if spread else ()
+    hard = (term for term in terms if term.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule")
+    return violation or next(filter(None, (_spread_violation(others, node, term) for term in hard)), "")
+
+
+def _anti_affinity_violation(others: PeerReplicas, node: ReferenceNode) -> str:
+    for term in others.shape.anti_affinity:
         domain = node.domain(term["topologyKey"])
         if domain and others.count_by_domain(term["labelSelector"], term["topologyKey"]).get(domain):
             return f"anti-affinity {term} in {domain}"
+    return ""
+
+
+def _violation_of_other_anti_affinity(others: PeerReplicas, node: ReferenceNode) -> str:
+    history, shape = others.history, others.shape
     for generation, by_node in history.sums.positions.get(shape.tenant, {}).items():
         other = history.shapes.get(generation)
         for term in other.anti_affinity if other is not None else ():
@@ -140,16 +152,16 @@ def peer_violation(
                 continue
             if any(site.domain(term["topologyKey"]) == domain for site, _ in others.positions(generation, by_node)):
                 return f"anti-affinity {term} of {generation} in {domain}"
+    return ""
+
+
+def _affinity_violation(others: PeerReplicas, node: ReferenceNode) -> str:
+    shape = others.shape
     for term in shape.placement.get("affinity", ()):
         counts, domain = others.count_by_domain(term["labelSelector"], term["topologyKey"]), node.domain(term["topologyKey"])
         first = not any(counts.values()) and matches(shape.labels, term["labelSelector"])
         if not domain or not (counts.get(domain) or first):
             return f"affinity {term} in {domain}"
-    for term in shape.placement.get("topologySpread", ()) if spread else ():
-        if term.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule" and (
-            violation := _spread_violation(others, node, term)
-        ):
-            return violation
     return ""
 
 

@@ -209,3 +209,20 @@ class ReferenceShape:
 
 def _duration(written: str | int | None, default: int) -> int:
     return default if written is None else written if isinstance(written, int) else milliseconds(written)
+
+
+class ReferenceNode:
+    """Attributes and location of a node."""
+
+    __slots__ = ("attributes", "labels", "locations", "name", "taints")
+
+    def __init__(self, name: str, node: Json) -> None:
+        spec = node["spec"]
+        self.name = name
+        self.labels: dict[str, str] = node["metadata"].get("labels", {})
+        self.locations = {"region": str(spec["region"]), "zone": str(spec["zone"]), "pool": str(spec.get("pool", "default"))}
+        self.taints: list[Json] = spec.get("taints", [])
+        self.attributes = (self.labels, self.locations, self.taints)
+
+    def domain(self, key: str) -> str:
+        return self.name if key == "node" else self.locations[key] if key in self.locations else str(self.labels.get(key, ""))
