@@ -30,7 +30,7 @@ from remit.world.process.isolation import make_reachable
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
     from remit.agent.callbacks import CallbackService
-    from remit.agent.preparation import Preparer, SecretAndConfigStep
+    from remit.agent.preparation.preparer import Preparer, SecretAndConfigStep
     from remit.client.authority_client import AuthorityClient, RetriesExhausted
     from remit.law.timing import Timing
     from remit.model.kinds import Node
@@ -208,7 +208,7 @@ def build_agent(
     from remit.agent.agent import Agent
     from remit.agent.hosted_node import HostedNodeSpec
     from remit.agent.keeper.protocol import KeeperClient
-    from remit.agent.preparation import SecretAndConfigStep
+    from remit.agent.preparation.preparer import SecretAndConfigStep
     from remit.agent.run_spec import NodeSettings
     from remit.client.rpc import material_source, order_feed
 
@@ -257,9 +257,9 @@ def build_secret_files(directory: AgentDirectory) -> TmpfsSecretFiles:
 def _build_preparer(
     world: World, directory: AgentDirectory, permissions: HostPermissions, secret_step: SecretAndConfigStep
 ) -> Preparer:
-    from remit.agent.artifacts import ArtifactCache, ArtifactStep, RootfsStep
-    from remit.agent.preparation import Preparer
-    from remit.agent.volumes import VolumeStep
+    from remit.agent.preparation.artifacts import ArtifactCache, ArtifactStep, RootfsStep
+    from remit.agent.preparation.preparer import Preparer
+    from remit.agent.preparation.volumes import VolumeStep
     from remit.world.files.artifacts import FetchPermissions
 
     cache = ArtifactCache(

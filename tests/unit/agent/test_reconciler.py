@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from remit.agent.assignments import Assignments, generation_name
 from remit.agent.attempts import AttemptId
 from remit.agent.keeper.protocol import ProcessRecord
-from remit.agent.preparation import PreparationProgress
+from remit.agent.preparation.preparer import PreparationProgress
 from remit.agent.probes import ProcessHealth
 from remit.agent.reconciler import (
     AgentAction,

@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from remit.agent.attempts import AttemptId
-from remit.agent.preparation import NotPrepared, OnProgress, PreparationContext
+from remit.agent.preparation.preparer import NotPrepared, OnProgress, PreparationContext
 from remit.agent.run_spec import NO_INPUTS, PreparedInputs
 from remit.agent.setup import CACHE_FILES, CACHE_TREES
 from remit.model.artifacts import Artifact
