@@ -209,7 +209,7 @@ async def _run(here: UpOptions, world: World) -> None:
         beside = AgentSupervisor(here, server, world, say)
         try:
             async with asyncio.TaskGroup() as group:
-                beat_ms, counted = here.beat_ms, server.context.metrics
+                beat_ms, counted = here.beat_ms, server.context.telemetry.registry
                 group.create_task(
                     run_scheduler(scheduling, name="scheduler", heartbeat_ms=beat_ms, on_failure=say, metrics=counted)
                 )
@@ -241,7 +241,7 @@ async def _ensure_tokens(here: UpOptions, desk: ServerContext) -> dict[str, str]
         made[AGENT_DIRECTORY] = await ensure_component_token(
             here.tokens / AGENT_DIRECTORY, desk, "agent", subject=f"agent of {nodes[0]}", nodes=nodes
         )
-        if desk.tls is not None:
+        if desk.auth.tls is not None:
             await desk.world.offload(lambda: _enroll_local_agent(here, desk, made[AGENT_DIRECTORY], nodes))
     return made
 
@@ -254,19 +254,19 @@ def _enroll_local_agent(here: UpOptions, desk: ServerContext, token: str, nodes:
     from remit.model.identity import JoinResponse
     from remit.world.net.certificates import create_key, create_request
 
-    if desk.tls is None:
+    if desk.auth.tls is None:
         return
     directory, key = AgentDirectory(here.data / AGENT_DIRECTORY), create_key()
     here.data.chmod(PASSABLE)
     directory.create()
     known, servers = Credentials(directory.run / "joined"), b""
-    if desk.tls.ca_file is not None:
-        servers = desk.tls.ca_file.read_bytes()
-    if _is_enrolled(known, token, nodes, desk.tls.ca):
+    if desk.auth.tls.ca_file is not None:
+        servers = desk.auth.tls.ca_file.read_bytes()
+    if _is_enrolled(known, token, nodes, desk.auth.tls.ca):
         known.save(desk.world.disk, key=b"", response=JoinResponse("", ""), servers=servers)
         return
-    pair = desk.tls.authority.issue_agent(create_request(key), agent_identity(nodes))
-    said = JoinResponse("", "", pair.calling.decode(), pair.answering.decode(), desk.tls.ca.decode())
+    pair = desk.auth.tls.authority.issue_agent(create_request(key), agent_identity(nodes))
+    said = JoinResponse("", "", pair.calling.decode(), pair.answering.decode(), desk.auth.tls.ca.decode())
     known.save(desk.world.disk, key=key, response=said, token=token, servers=servers)
 
 

@@ -37,9 +37,9 @@ from remit.model.metadata import Metadata
 from remit.model.objects import decode, key_of
 from remit.serve.auth.access_control import forbidden, unauthenticated
 from remit.serve.http.bodies import parse_strict_json
+from remit.serve.http.media_types import TEXT
 from remit.serve.http.replies import ApiProblem
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import TEXT, BodySpec, ResponseSpec, Route
+from remit.serve.http.routes import BodySpec, RequestContext, ResponseSpec, Route
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
 from remit.world.interfaces import WorldError
@@ -88,7 +88,7 @@ async def ensure_bootstrap_token(
         subject=subject,
         nodes=tuple(sorted(nodes)),
     )
-    verdict = await server.client(BOOTSTRAP).submit(Apply(Token(metadata=Metadata(name=name), spec=spec), expect=0))
+    verdict = await server.authority.client(BOOTSTRAP).submit(Apply(Token(metadata=Metadata(name=name), spec=spec), expect=0))
     if isinstance(verdict, Refused) and verdict.code is not Code.EXISTS:
         raise BootstrapTokenRejected(
             f"bootstrap token {name} was refused by the authority: {verdict.detail}",
@@ -116,7 +116,7 @@ def check_certificate(server: ServerContext, principal: Principal, identity: Cer
     if certificate.role == "agent" and principal.audience not in ("agent", "join"):
         detail = f"the certificate of {certificate.uris[0]} belongs to an agent, but the token has the role {principal.role}"
         raise forbidden(detail, "send no client certificate, or your own")
-    if server.tls is None or principal.audience != "agent":
+    if server.auth.tls is None or principal.audience != "agent":
         return
     if not certificate.role:
         raise unauthenticated(
@@ -131,11 +131,11 @@ def check_certificate(server: ServerContext, principal: Principal, identity: Cer
 
 
 async def get_ca_certificate(request: RequestContext, server: ServerContext) -> Response:
-    if server.tls is None:
+    if server.auth.tls is None:
         raise ApiProblem(
             404, "not_found", "this server has no CA, because it runs without TLS", cure="start the server with --tls"
         )
-    return Response(server.tls.ca, media_type=TEXT)
+    return Response(server.auth.tls.ca, media_type=TEXT)
 
 
 async def join(request: RequestContext, server: ServerContext) -> Response:
@@ -146,12 +146,12 @@ async def join(request: RequestContext, server: ServerContext) -> Response:
     if set(joining.nodes) != principal.nodes:
         detail = f"nodes: token {principal.token} is for exactly these nodes: {', '.join(sorted(principal.nodes)[:5])}"
         raise ApiProblem(403, "not_owner", detail, field="nodes", cure="join with all of them, or create another join token")
-    async with server.join_lock:  # the check for nodes with an agent and the write must not interleave with another join
+    async with server.auth.join_lock:  # the check for nodes with an agent and the write must not interleave with another join
         joiner_digest = join_fingerprint(joining.digest, await _csr_key_digest(server, joining.request), joining.nodes)
         claim = await _claim_to_spend(server, principal, joiner_digest)
         await _check_nodes_free(server, joining)
         certificates = await _issue_certificates(server, joining.request, joining.nodes)
-        if claim is not None and isinstance(await server.client(BOOTSTRAP).submit(claim), Refused):
+        if claim is not None and isinstance(await server.authority.client(BOOTSTRAP).submit(claim), Refused):
             await _claim_to_spend(
                 server, principal, joiner_digest
             )  # another request spent it first; through another server it may have been this agent
@@ -169,7 +169,7 @@ async def renew(request: RequestContext, server: ServerContext) -> Response:
     spec = msgspec.structs.replace(stored.spec, expires=expires)
     renewed = Token(metadata=Metadata(name=principal.token, labels=stored.metadata.labels), spec=spec)
     if spec != stored.spec:
-        verdict = await server.client(BOOTSTRAP).submit(Apply(renewed, expect=revision))
+        verdict = await server.authority.client(BOOTSTRAP).submit(Apply(renewed, expect=revision))
         if isinstance(verdict, Refused):  # it was revoked or changed in the meantime, which takes precedence
             raise ApiProblem(409, verdict.code.value, verdict.detail, cure="retry")
     return json_response(JoinResponse(principal.token, expires, *certificates))
@@ -221,7 +221,7 @@ async def _register_agent_token(server: ServerContext, joining: JoinRequest) -> 
         subject = f"agent of {nodes[0]}"
         spec = TokenSpec(role="agent", digest=joining.digest, expires=expires, subject=subject, nodes=nodes, joined=True)
         token = Token(metadata=Metadata(name=name), spec=spec)
-        verdict = await server.client(BOOTSTRAP).submit(Apply(token, expect=0))
+        verdict = await server.authority.client(BOOTSTRAP).submit(Apply(token, expect=0))
         if isinstance(
             verdict, Refused
         ):  # an earlier try succeeded, another agent was faster, or the limit of tokens is reached
@@ -250,7 +250,7 @@ def _is_invalid(server: ServerContext, token: Token) -> bool:
 
 
 async def _csr_key_digest(server: ServerContext, csr: str) -> str:
-    if server.tls is None:
+    if server.auth.tls is None:
         return ""
     from remit.world.net.certificates import key_digest_of_request
 
@@ -259,9 +259,9 @@ async def _csr_key_digest(server: ServerContext, csr: str) -> str:
 
 async def _issue_certificates(server: ServerContext, csr: str, nodes: Any) -> tuple[str, ...]:
     """Return the two certificates of an agent and the CA certificate; empty without TLS."""
-    if server.tls is None:
+    if server.auth.tls is None:
         return ()
-    tls = server.tls
+    tls = server.auth.tls
     pair = await _offload_csr(server, lambda: tls.authority.issue_agent(csr.encode(), agent_identity(nodes)))
     return pair.calling.decode(), pair.answering.decode(), tls.ca.decode()
 

@@ -38,8 +38,7 @@ from remit.model.wire.exec_frames import (
 )
 from remit.serve.components.replica_logs import AGENT, AGENT_ANSWER_MS, agent_link, agent_unreachable
 from remit.serve.http.replies import ApiProblem
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import AGENT_COST, BodySpec, ResponseSpec, Route
+from remit.serve.http.routes import AGENT_COST, BodySpec, RequestContext, ResponseSpec, Route
 from remit.serve.http.streams import SEND_MS_MAX
 from remit.world.concurrency import first_failure
 from remit.world.interfaces import LinkError
@@ -218,7 +217,7 @@ class _AgentSession:
         arguments = len(argv) - 1 + (program != argv[0])
         if not arguments:
             return quoted(program)
-        sealing_keys = await self._server.world.offload(lambda: self._server.keyring.sealing_keys)
+        sealing_keys = await self._server.world.offload(lambda: self._server.auth.keyring.sealing_keys)
         return (
             f"{quoted(program)} and {arguments} argument{'s' * (arguments > 1)}, fingerprint {sealing_keys.fingerprint(argv)}"
         )
@@ -344,9 +343,9 @@ class _ExecResponse(Response):
                 async with asyncio.TaskGroup() as group:
                     sending = group.create_task(self._send_output(send))
                     receiving = group.create_task(self._forward_input())
-                    closing = group.create_task(self._server.closing.wait())
+                    closing = group.create_task(self._server.streams.closing.wait())
                     beating = group.create_task(self._send_keepalives(send))
-                    lapsing = group.create_task(self._server.tokens.wait_until_revoked(self._session.principal))
+                    lapsing = group.create_task(self._server.auth.tokens.wait_until_revoked(self._session.principal))
                     tasks: tuple[asyncio.Task[Any], ...] = (sending, receiving, closing, beating, lapsing)
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for task in tasks:
@@ -386,7 +385,7 @@ class _ExecResponse(Response):
         """Send empty output frames while the token is valid. A client that sends nothing is not read from, so its disconnect
         shows only here.
         """
-        while self._server.tokens.is_valid(self._session.principal):
+        while self._server.auth.tokens.is_valid(self._session.principal):
             await self._server.clock.sleep_ms(KEEPALIVE_MS)
             await self._send_piece(send, encode_frame(ExecFrameType.STDOUT), more=True)
 

@@ -22,7 +22,6 @@ from remit.client.endpoint import EndpointError
 from remit.client.rpc import UnreadableRequest
 from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted
 from remit.model.wire.api_types import OPERATION_HEADER, AuditItem
-from remit.serve.auth.access_control import authorize
 from remit.serve.auth.enrollment import check_certificate
 from remit.serve.http.connection_limits import SharedLimit
 from remit.serve.http.fair_queue import FairQueue, Flow, Rate, RequestCost, body_cost, request_cost
@@ -34,9 +33,9 @@ from remit.serve.http.replies import (
     store_problem,
     unanswered_problem,
 )
-from remit.serve.http.request_context import ANONYMOUS, Headers, QueryFields, RequestContext, check_origin, read_query
+from remit.serve.http.request_checks import Headers, QueryFields, authorize, check_origin, read_query
 from remit.serve.http.request_telemetry import NO_ROUTE, AccessLine, AccessLog
-from remit.serve.http.routes import Route
+from remit.serve.http.routes import ANONYMOUS, RequestContext, Route
 from remit.serve.http.streams import LARGE_BYTES, SEND_MS_MAX, StreamResponse, abort_connection
 from remit.serve.server_context import ServerContext
 from remit.store.protocol import StoreError
@@ -190,7 +189,7 @@ class _Exchange:
         """Flow and rate to charge for the body once its size is known, if the request had no Content-Length."""
 
     async def run(self) -> None:
-        metrics = self._app.server.request_metrics
+        metrics = self._app.server.telemetry.requests
         started_ns = metrics.begin()
         try:
             await self._run_and_report()
@@ -199,7 +198,7 @@ class _Exchange:
                 self._app.bodies.release(self._principal, self._body_bytes)
             name = NO_ROUTE if self._route is None else self._route.name
             duration_s = metrics.end(started_ns, name, self._scope["method"], self._status, streams=self._streams)
-            access_log = self._app.server.access_log
+            access_log = self._app.server.telemetry.access_log
             if access_log is not None and access_log.should_log(self._status, duration_s, streams=self._streams):
                 self._log_access(access_log, name, duration_s)
 
@@ -218,7 +217,9 @@ class _Exchange:
             # The traceback refers to the body and to the exception, a cycle that would keep both alive until the next GC run.
             problem.__traceback__ = None
             self._code = problem.document.code
-            self._app.server.request_metrics.count_problem(self._code, problem.document.status, self._route)
+            self._app.server.telemetry.requests.count_problem(
+                self._code, problem.document.status, "" if self._route is None else self._route.flow_class
+            )
             await self._reply(problem_response(problem), problem)
         except _ClientGone:
             abort_connection(self._scope)
@@ -234,13 +235,13 @@ class _Exchange:
 
     async def _run(self) -> None:
         self._trace = self._trace_id()
-        check_origin(self._scope, self._headers, self._app.server.hosts)
+        check_origin(self._scope, self._headers, self._app.server.auth.hosts)
         route, path = self._authorize()
         server = self._app.server
         query = read_query(self._scope["query_string"], self._app.query_fields[route.name])
         streams = route.streams or bool(route.streams_if and query[route.streams_if])
         self._streams = streams
-        with server.watch_slot(self._principal) if streams else _NO_WATCH:
+        with server.streams.slot(self._principal) if streams else _NO_WATCH:
             try:
                 async with server.clock.timeout_ms(REQUEST_MS_MAX):
                     flow, cost = await self._admit(route, query)
@@ -269,7 +270,7 @@ class _Exchange:
     def _authorize(self) -> tuple[Route, dict[str, str]]:
         match, server = self._app.find_route(self._scope), self._app.server
         if isinstance(match, ApiProblem) or not match[0].anonymous:
-            self._principal = server.tokens.authenticate(self._headers.get("authorization", ""))
+            self._principal = server.auth.tokens.authenticate(self._headers.get("authorization", ""))
         if isinstance(match, ApiProblem):
             raise match
         route, path = match

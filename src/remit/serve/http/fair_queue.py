@@ -31,7 +31,7 @@ from remit.model.kinds import Tenant, Workload
 from remit.model.objects import AnyObject, key_of
 from remit.model.policies import TenantLimits
 from remit.serve.http.replies import ApiProblem
-from remit.serve.http.request_context import Headers
+from remit.serve.http.request_checks import Headers
 from remit.serve.http.routes import TRIAL_COST, Route
 from remit.serve.server_context import ServerContext
 from remit.world.interfaces import Clock

@@ -15,7 +15,8 @@ from remit.model.manifests.json_schema import SUMMARIES, SchemaWriter
 from remit.model.metadata import API_VERSION, DNS_LABEL
 from remit.model.wire.api_types import PROBLEM_TYPE, PlannedPlacement, ProblemAnswer
 from remit.proposal.explain.result_types import PendingExplanation
-from remit.serve.http.routes import NDJSON, Parameter, ResponseSpec, Route
+from remit.serve.http.media_types import NDJSON
+from remit.serve.http.routes import Parameter, ResponseSpec, Route
 
 
 def _manifest(kind: str, name: str, spec: dict[str, Any], tenant: str = "") -> dict[str, Any]:

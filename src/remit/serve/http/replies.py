@@ -20,7 +20,7 @@ from remit.law.refusals import REFUSALS
 from remit.model.claims import Code, Refused
 from remit.model.problems import Problem
 from remit.model.wire.api_types import OPERATION_HEADER, PROBLEM_TYPE, ProblemAnswer, ProblemItem
-from remit.serve.http.routes import JSON
+from remit.serve.http.media_types import JSON
 from remit.store.protocol import Compacted, Corrupt, Invalid, StoreError
 
 RETRY_AFTER_MS: Final = 1_000

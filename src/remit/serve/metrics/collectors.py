@@ -20,10 +20,16 @@ from remit.serve.metrics.exposition import MetricSource, Sample
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
+    from remit.commitment.standby import Standby
     from remit.correction.controller_set import ControllerSet
+    from remit.observation.watch_cache import WatchCache
     from remit.proposal.scheduler import Scheduler
-    from remit.serve.server_context import ServerContext
+    from remit.serve.http.request_telemetry import RequestMetrics
+    from remit.serve.http.streams import OpenStreams
+    from remit.serve.metrics.lifecycle_metrics import LifecycleMetrics
+    from remit.serve.metrics.telemetry import Telemetry
     from remit.store.sqlite.store import SqliteStore
+    from remit.world.interfaces import Clock
     from remit.world.structured_log import StructuredLog
 
 TENANTS_MAX: Final = 20
@@ -48,11 +54,12 @@ def _in_units(resource: str, count: float) -> float:
 # -- the server ----------------------------------------------------------------------------------------------------------------
 
 
-def server_metrics(server: ServerContext) -> MetricSource:
+def server_metrics(
+    standby: Standby, watch_cache: WatchCache, streams: OpenStreams, telemetry: Telemetry, clock: Clock
+) -> MetricSource:
     """The scope as this server sees it, its API, the store's revision, and the authority if it runs here."""
 
     def samples() -> Iterator[Sample]:
-        watch_cache = server.watch_cache
         yield Sample("remit_build_info", 1, (__version__,))
         for phase, keys in watch_cache.by_phase.items():
             yield Sample("remit_replicas", len(keys), (phase.value,))
@@ -65,20 +72,19 @@ def server_metrics(server: ServerContext) -> MetricSource:
                 yield Sample("remit_objects", count, (_KIND_BY_PREFIX[prefix],))
         yield Sample("remit_view_age_seconds", watch_cache.age_ms() / 1000, ("server",))
         yield Sample("remit_store_revision", watch_cache.revision)
-        yield Sample("remit_watchers", server.open_watches)
-        yield from _lifecycle_samples(server)
-        yield from _request_samples(server)
-        authority = server.standby.leading
+        yield Sample("remit_watchers", streams.count)
+        yield from _lifecycle_samples(telemetry.lifecycle)
+        yield from _request_samples(telemetry.requests)
+        authority = standby.leading
         yield Sample("remit_authority_leading", int(authority is not None))
-        yield from _decision_samples(server.standby.metrics)
+        yield from _decision_samples(standby.metrics)
         if authority is not None:
-            yield from _authority_samples(authority, server.clock.now_ms())
+            yield from _authority_samples(authority, clock.now_ms())
 
     return samples
 
 
-def _lifecycle_samples(server: ServerContext) -> Iterator[Sample]:
-    lifecycle = server.lifecycle_metrics
+def _lifecycle_samples(lifecycle: LifecycleMetrics) -> Iterator[Sample]:
     yield Sample("remit_bind_duration_seconds", lifecycle.bind_durations)
     yield Sample("remit_start_duration_seconds", lifecycle.start_durations)
     yield Sample("remit_ready_duration_seconds", lifecycle.ready_durations)
@@ -86,8 +92,7 @@ def _lifecycle_samples(server: ServerContext) -> Iterator[Sample]:
     yield from _count_samples("remit_phase_entries_total", lifecycle.phase_entries)
 
 
-def _request_samples(server: ServerContext) -> Iterator[Sample]:
-    metrics = server.request_metrics
+def _request_samples(metrics: RequestMetrics) -> Iterator[Sample]:
     for labels, count in metrics.counts.items():
         yield Sample("remit_http_requests_total", count, labels)
     for route, duration in metrics.durations.items():

@@ -115,10 +115,10 @@ def test_cut_off_at_any_step__asking_again_goes_on_from_there(nth: int, done: bo
     @story
     async def told(api: Api) -> None:
         await invited(api)
-        real = api.desk.client(BOOTSTRAP)
-        api.desk._clients[BOOTSTRAP] = Cut(real, nth, done=done)  # type: ignore[assignment]
+        real = api.desk.authority.client(BOOTSTRAP)
+        api.desk.authority._clients[BOOTSTRAP] = Cut(real, nth, done=done)  # type: ignore[assignment]
         assert (await join(api, MINE))[0] in (503, 504)
-        api.desk._clients[BOOTSTRAP] = real
+        api.desk.authority._clients[BOOTSTRAP] = real
         if nth == 2 or done:  # the token is spent, and it is known by whom
             assert (await join(api, THEIRS))[0] == 401
         status, said = await join(api, MINE)

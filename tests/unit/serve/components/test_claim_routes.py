@@ -87,11 +87,11 @@ async def test_the_door_streams_over_http_until_the_server_ends(api: Api) -> Non
     await api.must("POST", "/v1/tenants", tenant())
     async with asyncio.timeout(5):
         await told.wait()
-    api.desk.closing.set()
+    api.desk.streams.closing.set()
     async with asyncio.timeout(5):
         await following
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines if line)
-    assert api.desk.open_watches == 0
+    assert api.desk.streams.count == 0
 
 
 @story

@@ -354,7 +354,7 @@ def test_who_ran_what_where_is_written_down_before_it_begins_and_how_it_ended_af
         (began,), ended = agent.before
         assert ended == []
         assert began.target == "replica/t1/web-0 attempt 1 on n1"
-        mark = asked.desk.keyring.sealing_keys.fingerprint(("sh", "-c", "\x1b[31m;$(id)\n"))
+        mark = asked.desk.auth.keyring.sealing_keys.fingerprint(("sh", "-c", "\x1b[31m;$(id)\n"))
         assert began.detail == f'"sh" and 2 arguments, fingerprint {mark}'
         assert (began.role, began.subject != "") == ("admin", True)
         (after,) = recorded(asked, "execEnd")

@@ -15,13 +15,13 @@ TTL = Duration(60_000)
 async def acting(asked: Api, role: Role, lease: str = "") -> Actor:
     """Somebody who may act in this role."""
     name = lease or role.value
-    verdict = await asked.desk.client(Actor(name, role)).submit(Acquire(name, TTL))
+    verdict = await asked.desk.authority.client(Actor(name, role)).submit(Acquire(name, TTL))
     assert isinstance(verdict, Accepted), verdict
     return Actor(name, role, name, verdict.number)
 
 
 async def must(asked: Api, actor: Actor, *claims: AnyClaim) -> None:
-    for verdict in await asked.desk.client(actor).submit_many(claims):
+    for verdict in await asked.desk.authority.client(actor).submit_many(claims):
         assert isinstance(verdict, Accepted), verdict
 
 

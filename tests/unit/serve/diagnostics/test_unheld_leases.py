@@ -16,7 +16,7 @@ TERM_S = 12 * BEAT_MS / 1_000
 
 
 async def acts(asked: Api, role: Role, lease: str, ttl_ms: int = 60_000) -> Actor:
-    verdict = await asked.desk.client(Actor("one", role)).submit(Acquire(lease, Duration(ttl_ms)))
+    verdict = await asked.desk.authority.client(Actor("one", role)).submit(Acquire(lease, Duration(ttl_ms)))
     assert isinstance(verdict, Accepted), verdict
     async with asyncio.timeout(10):
         while asked.desk.watch_cache.revision < verdict.revision:  # noqa: ASYNC110 - nothing tells of it
@@ -57,7 +57,7 @@ async def test_that_nobody_acts_is_told_with_the_lease_and_the_cure_once_there_w
     assert "start `remit controllers`" in found["workloads"]["cure"] and "start `remit scheduler`" in found["scheduler"]["cure"]
     again = await acts(asked, Role.WORKLOADS, "workloads")
     assert "workloads" not in await idle(asked) and again.epoch > mortal.epoch
-    assert isinstance(await asked.desk.client(again).submit(Vacate("workloads")), Accepted)
+    assert isinstance(await asked.desk.authority.client(again).submit(Vacate("workloads")), Accepted)
     found = await until_idle(asked, "workloads")
     assert found["workloads"]["why"] == "lease workloads is not held: it was released"
     await acts(asked, Role.SCHEDULER, "scheduler/second", 60_000)

@@ -51,8 +51,8 @@ def test_one_tenant_watches_as_much_as_it_can__the_other_and_the_components_stil
                 """The status of one more watch, which stays open if it is begun."""
                 began: asyncio.Future[int] = asyncio.get_running_loop().create_future()
                 task = asyncio.ensure_future(asked.ask("GET", "/v1/workloads?watch=true", token=token))
-                before = asked.desk.user_watches.count
-                while not task.done() and asked.desk.user_watches.count == before:  # noqa: ASYNC110 - nothing tells of it
+                before = asked.desk.streams.user_watches.count
+                while not task.done() and asked.desk.streams.user_watches.count == before:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.002)
                 if task.done():
                     return task.result().status
@@ -68,8 +68,8 @@ def test_one_tenant_watches_as_much_as_it_can__the_other_and_the_components_stil
 
             assert [await watch(ANN) for _ in range(6)] == [200] * 4 + [429] * 2
             assert [await watch(BOB) for _ in range(3)] == [200] * 2 + [429]
-            with asked.desk.watch_slot(asked.desk.tokens.authenticate(f"Bearer {TOKENS['agent']}")):
-                assert asked.desk.component_watches.count == 1
-        assert asked.desk.open_watches == 0
+            with asked.desk.streams.slot(asked.desk.auth.tokens.authenticate(f"Bearer {TOKENS['agent']}")):
+                assert asked.desk.streams.component_watches.count == 1
+        assert asked.desk.streams.count == 0
 
     asyncio.run(main())

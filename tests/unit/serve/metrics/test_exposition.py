@@ -155,7 +155,7 @@ def test_the_count_of_what_is_under_way_comes_back_to_nothing() -> None:
             for _ in range(20):
                 await asked.ask("GET", "/v1/nodes")
                 await asked.ask("GET", "/nowhere")
-            assert asked.desk.request_metrics.in_flight == 0
+            assert asked.desk.telemetry.requests.in_flight == 0
 
     asyncio.run(main())
 

@@ -27,7 +27,7 @@ async def stored(api: Api, name: str = "db") -> dict[str, str]:
 
 
 async def opened(api: Api, name: str = "db") -> dict[str, str]:
-    seals = api.desk.keyring.sealing_keys
+    seals = api.desk.auth.keyring.sealing_keys
     return {field: seals.unseal(f"secret/acme/{name}", field, value) for field, value in (await stored(api, name)).items()}
 
 
@@ -130,8 +130,8 @@ async def test_sent_again_after_a_new_key_was_made__it_gets_the_first_answer(api
     many = await api.ask("POST", "/v1/apply", [secret("db", password="new"), secret("more", a="b")], headers=ids[2])
     assert (once.status, refused.status, many.status) == (201, 409, 200)
     for keys in (2, 3):
-        await api.desk.world.offload(api.desk.keyring.add_key)  # and nothing is sealed anew yet
-        assert len(api.desk.keyring.sealing_keys.keys) == keys
+        await api.desk.world.offload(api.desk.auth.keyring.add_key)  # and nothing is sealed anew yet
+        assert len(api.desk.auth.keyring.sealing_keys.keys) == keys
         again = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
         assert (again.status, again.json["metadata"]["revision"]) == (201, once.json["metadata"]["revision"])
         again = await api.ask("POST", PATH, secret("db", password="else"), headers=ids[1])
@@ -226,7 +226,7 @@ async def test_a_new_key_seals_all_anew__and_old_ones_open_until_they_are_forgot
     for name in ("a", "b", "c"):
         await api.must("POST", PATH, secret(name, password=CANARY + name))
     before = await stored(api, "a")
-    old = api.desk.keyring.sealing_keys.primary_id
+    old = api.desk.auth.keyring.sealing_keys.primary_id
     told = await rotated(api)
     assert told["made"] and told["resealed"] == 3 and told["key"] != old and told["keys"] == [told["key"], old]
     assert (await stored(api, "a")) != before and await opened(api, "a") == {"password": CANARY + "a"}
@@ -246,7 +246,7 @@ async def test_a_rotation_that_was_ended_anywhere_goes_on_under_the_same_key(api
         for turn in range(5):
             told = await api.must("POST", "/v1/secrets/rotate?newKey=true")
             assert told.get("made", False) == (turn == 0), "nothing is behind only before the first"
-            keys = api.desk.keyring.sealing_keys.keys
+            keys = api.desk.auth.keyring.sealing_keys.keys
             assert len(keys) == 2
             for name in names:
                 assert await opened(api, name) == {"password": CANARY + name}
@@ -262,7 +262,7 @@ async def test_keys_are_not_forgotten_while_a_secret_needs_them(api: Api) -> Non
     await api.must("POST", "/v1/tenants", tenant())
     for name in ("a", "b"):
         await api.must("POST", PATH, secret(name, password=CANARY))
-    api.desk.keyring.add_key()
+    api.desk.auth.keyring.add_key()
     rows_max, admin_routes.RESEAL_MAX = admin_routes.RESEAL_MAX, 1  # type: ignore[misc]
     try:
         told = await api.must("POST", "/v1/secrets/rotate?forget=true")
@@ -279,7 +279,7 @@ async def test_keys_are_not_forgotten_while_a_request_may_have_sealed_with_them(
     await api.must("POST", PATH, secret("a", password=CANARY))
     settle_ms, admin_routes.OLD_KEY_WRITES_MS_MAX = admin_routes.OLD_KEY_WRITES_MS_MAX, 100  # type: ignore[misc]
     try:
-        with api.desk.keyring.track_write():
+        with api.desk.auth.keyring.track_write():
             assert len((await api.must("POST", "/v1/secrets/rotate?newKey=true&forget=true"))["keys"]) == 2
         assert len((await api.must("POST", "/v1/secrets/rotate?forget=true"))["keys"]) == 1
     finally:
@@ -291,7 +291,7 @@ async def test_keys_are_not_forgotten_while_a_request_may_have_sealed_with_them(
 async def test_the_authority_itself_takes_none_that_is_not_sealed(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", password="x"))
-    seals = api.desk.keyring.sealing_keys
+    seals = api.desk.auth.keyring.sealing_keys
     real = seals.seal
     try:
         seals.seal = lambda name, field, value: "plain"  # type: ignore[method-assign]
@@ -314,4 +314,4 @@ async def _another_server() -> None:
         assert row is not None
     async with api() as second:
         thing = decode(row.value)
-        assert second.desk.keyring.sealing_keys.unseal_object(thing) == thing  # type: ignore[arg-type]
+        assert second.desk.auth.keyring.sealing_keys.unseal_object(thing) == thing  # type: ignore[arg-type]

@@ -153,18 +153,18 @@ async def test_a_watch_of_what_is_gone_or_not_yet_is_refused(api: Api) -> None:
     assert (ahead.status, ahead.json["code"]) == (410, "compacted")
     wrong = await api.get("/v1/tenants?watch=true&after=-1")
     assert (wrong.status, wrong.json["field"]) == (400, "after")
-    assert api.desk.open_watches == 0
+    assert api.desk.streams.count == 0
 
 
 @story
 async def test_a_server_that_ends_tells_every_watch_to_come_back(api: Api) -> None:
     async with api.watch("/v1/tenants?watch=true") as watched:
         await watched.until("bookmark")
-        api.desk.closing.set()
+        api.desk.streams.closing.set()
         told = await watched.until("resync")
         assert told["reason"] == "shutdown" and "list again" in told["cure"]
         assert await watched.next() is None
-    assert api.desk.open_watches == 0
+    assert api.desk.streams.count == 0
     assert (await api.get("/readyz")).status == 503
 
 
@@ -206,7 +206,7 @@ def test_one_who_takes_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
             async with asyncio.timeout(5):
                 await asked.app({**scope, "headers": headers}, receive, send)
             assert len(sent) == 2, "one piece was tried, and nothing after it"
-            assert asked.desk.open_watches == 0
+            assert asked.desk.streams.count == 0
 
     asyncio.run(main())
 
