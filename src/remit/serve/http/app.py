@@ -277,7 +277,7 @@ class _Exchange:
         self._route = route
         if not route.anonymous:
             authorize(route, self._principal, path)
-            check_certificate(server, self._principal, self._scope.get("bearer"))
+            check_certificate(server.auth.tls, self._principal, self._scope.get("bearer"))
         if self._is_user_action(route):
             server.audit.check_writable()
         self._authorized = True
@@ -325,7 +325,7 @@ class _Exchange:
             return None, None
         if route.body is not None:
             self._check_content_length(route.body.bytes_max)  # before tokens are taken for a body that will be rejected anyway
-        cost = request_cost(route, self._principal, query, self._headers, self._app.server)
+        cost = request_cost(route, self._principal, query, self._headers, self._app.server.watch_cache)
         try:
             flow = self._app.queue.admit(cost.flow, cost.tokens, cost.rate)
             self._pays_for_body = None if "content-length" in self._headers or cost.rate is None else (flow, cost.rate)
