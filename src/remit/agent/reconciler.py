@@ -21,7 +21,18 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from remit.agent.assignments import Assignment, Assignments
-from remit.agent.attempts import GONE, NOT_STARTED, OK, OOM, SCRATCH_FULL, TIMEOUT, UNWELL, AttemptId, attempt_of, result_of
+from remit.agent.attempts import (
+    NOT_STARTED,
+    OK,
+    OOM,
+    SCRATCH_FULL,
+    START_ABANDONED,
+    TIMEOUT,
+    UNWELL,
+    AttemptId,
+    attempt_of,
+    result_of,
+)
 from remit.agent.keeper.protocol import ProcessRecord
 from remit.agent.preparation.preparer import PreparationProgress
 from remit.agent.probes import ProcessHealth, restart_after_ms
@@ -264,7 +275,7 @@ class NodeReconciler:
                 yield from self._report_end(attempt, assignment, generation.spec, record, ExitStatus(), holds_lease)
             elif may_be_lost:
                 if holds_lease:
-                    yield self._report(attempt, assignment, "crash", result=GONE, reason="not started in time")
+                    yield self._report(attempt, assignment, "crash", result=START_ABANDONED, reason="not started in time")
             elif holds_lease:
                 yield from self._prepare_and_start(attempt, assignment, generation, 0, holds_lease)
         elif record.ended is None:
@@ -452,7 +463,7 @@ _NO_PREPARATION.inputs = NO_INPUTS
 
 def _result(record: ProcessRecord | None, exit_status: ExitStatus) -> str:
     if record is not None and record.failed:
-        return NOT_STARTED
+        return record.why or NOT_STARTED
     return record.why if record is not None and record.why else result_of(exit_status)
 
 

@@ -56,7 +56,9 @@ _TIMEOUT_CODE: Final = "timeout"
 
 
 class ApiError(Exception):
-    """The server refused the request. `code` is for programs (docs/refusals.md); `detail` and `cure` are for people."""
+    """The server refused the request. `code` and `reason` are for programs (docs/refusals.md); `detail` and `cure` are for
+    people.
+    """
 
     def __init__(
         self,
@@ -68,10 +70,11 @@ class ApiError(Exception):
         problems: Sequence[ProblemItem] = (),
         *,
         revision: int = 0,
+        reason: str = "",
     ) -> None:
         self.status, self.code, self.detail, self.field, self.cure = status, code, detail, field, cure
         self.problems = tuple(problems)
-        self.revision = revision
+        self.revision, self.reason = revision, reason
         message = detail or code or f"HTTP status {status}"
         super().__init__(
             (f"{field}: " if field and not message.startswith(field) else "") + message + (f"; {cure}" if cure else "")
@@ -87,6 +90,7 @@ class ApiError(Exception):
             problem.cure,
             problem.problems,
             revision=problem.revision,
+            reason=problem.reason,
         )
 
 

@@ -305,9 +305,9 @@ def check_process_spec(spec: ProcessSpec) -> None:
 
 
 def check_start_deadline(spec: ProcessSpec, now_ms: int) -> None:
-    """Raise `NotStarted` if the start deadline has passed. Call this right before the start, without an await in between."""
+    """Raise `StartTooLate` if the start deadline has passed. Call this right before the start, without an await in between."""
     if spec.not_after_ms is not None and now_ms >= spec.not_after_ms:
-        raise NotStarted("the start deadline has passed", "look up the state of the process, then order a new start")
+        raise StartTooLate("the start deadline has passed", "look up the state of the process, then order a new start")
 
 
 class ProcessHandle(NamedTuple):
@@ -532,6 +532,10 @@ class ListenFailed(WorldError):
 
 class NotStarted(WorldError):
     """Nothing was started: the program does not exist, or the system refused it."""
+
+
+class StartTooLate(NotStarted):
+    """Nothing was started, because the start deadline had passed."""
 
 
 class NoFreePorts(WorldError):

@@ -155,7 +155,7 @@ def test_without_its_lease_a_node_claims_nothing(phase: Phase) -> None:
 
 def test_a_start_that_this_agent_did_not_ask_for_itself_is_void_if_it_is_fenced() -> None:
     """Another agent, before it was killed, may have asked: nobody knows what silence lay between."""
-    assert Bench(Phase.STARTING).says() == ("crash", "gone")
+    assert Bench(Phase.STARTING).says() == ("crash", "start abandoned")
     eager = Bench(Phase.STARTING, kind="service")
     assert [type(deed) for deed in eager.look()] == [StartAction]
 
@@ -165,7 +165,7 @@ def test_a_silence_as_long_as_its_fence_makes_a_start_void() -> None:
     bench.mind.on_lease_renewed(NOW_MS)
     assert bench.says() == ("start", "")
     bench.phase(Phase.STARTING)
-    assert bench.says(NOW_MS + 1_000) == ("crash", "gone")
+    assert bench.says(NOW_MS + 1_000) == ("crash", "start abandoned")
     bench.mind.on_lease_renewed(NOW_MS + 500)
     assert [type(deed) for deed in bench.look(NOW_MS + 1_200)] == [StartAction]
 

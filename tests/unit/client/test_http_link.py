@@ -109,7 +109,8 @@ def test_a_server_that_does_not_know_the_token_is_left_alone_for_longer_and_long
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(500, "fault"), (500, ""), (502, ""), (504, "timeout"), (503, "timeout"), (200 + 9, "")]
+    ("status", "code"),
+    [(500, "internal_error"), (500, "fault"), (500, ""), (502, ""), (504, "timeout"), (503, "timeout"), (200 + 9, "")],
 )
 def test_a_server_that_may_have_begun_is_unheard(status: int, code: str) -> None:
     async def scene() -> None:

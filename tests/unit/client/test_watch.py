@@ -346,9 +346,3 @@ def test_the_blocking_calls_are_the_same_ones() -> None:
         told.close()
         left = api.watch(Config)  # left open: the whole is closed below
         assert isinstance(next(left), Changed)
-
-
-def test_every_call_has_its_blocking_twin() -> None:
-    conversing = {"exec"}  # both sides speak at once, which one step at a time cannot
-    public = ({name for name in vars(Api) if not name.startswith("_")} | {"tenant"}) - conversing
-    assert public == {name for name in vars(BlockingApi) if not name.startswith("_")}

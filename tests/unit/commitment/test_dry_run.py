@@ -42,5 +42,5 @@ async def test_a_bug_in_deciding_is_told_and_spoils_no_other(scope: Scope) -> No
         patch.setattr(dry_run_module, "decide", broken)
         found = dry_run(scope.lead.authority, OPERATOR, [Apply(workload("bad")), Apply(workload("good"))])
     first = found[0].result
-    assert isinstance(first, Refused) and first.code is Code.FAULT
+    assert isinstance(first, Refused) and first.code is Code.INTERNAL_ERROR
     assert found[1].result == 1

@@ -60,7 +60,7 @@ def test_a_claim_that_trips_a_check_is_refused_and_the_rest_of_its_batch_is_deci
         verdicts = await scope.send(operations)
         assert isinstance(verdicts, list)
         assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted]
-        assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.FAULT
+        assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.INTERNAL_ERROR
         assert "half way through" in verdicts[1].detail
         assert "workload/t1/poison" not in await scope.dump(), "nothing of it is kept, though it was half written"
         assert (await scope.send([operations[1]])) == [verdicts[1]], "a retry gets the same answer, and kills nobody"
@@ -80,7 +80,7 @@ def test_a_row_that_the_store_will_not_take_costs_only_its_own_operation(monkeyp
         verdicts = await scope.send(operations)
         assert isinstance(verdicts, list)
         assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted]
-        assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.FAULT
+        assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.INTERNAL_ERROR
         await scope.must(USER, Apply(workload("later")))
 
     told()
@@ -132,7 +132,7 @@ async def test_what_a_successor_could_not_read_is_refused_and_the_rest_of_its_ba
     assert isinstance(verdicts, list)
     assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted, Refused, Accepted]
     for verdict, name in zip(verdicts[1::2], ("decision/t1/d", "event/e"), strict=True):
-        assert isinstance(verdict, Refused) and verdict.code is Code.FAULT
+        assert isinstance(verdict, Refused) and verdict.code is Code.INTERNAL_ERROR
         assert verdict.detail.startswith(f"{name} cannot be stored: the row would not decode: ")
     assert await scope.send(operations) == verdicts, "each has one outcome, whatever the batch it was decided in"
     await scope.take_over()
@@ -219,7 +219,7 @@ def test_claims_that_trip_are_each_refused_and_the_rest_are_decided_once(monkeyp
         verdicts = await scope.ask(USER, *(Apply(thing) for thing in things))
         assert [verdict.code if isinstance(verdict, Refused) else None for verdict in verdicts] == [
             None,
-            *[Code.FAULT] * 3,
+            *[Code.INTERNAL_ERROR] * 3,
             None,
         ]
         assert isinstance(verdicts[1], Refused) and verdicts[1].detail == "LookupError: our own"

@@ -74,7 +74,7 @@ def test_a_filter_that_answers_nonsense_makes_only_its_own_wait(nonsense: str) -
         await want(m.scope, "fine", 2)
         await m.settle()
         assert sorted(m.where()) == ["fine-0", "fine-1"]
-        assert m.reason("odd-0") == Code.FAULT
+        assert m.reason("odd-0") == Code.INTERNAL_ERROR
         assert any("theirs" in one.detail for one in m.decisions("waiting"))
 
     told(test, filters=[foreign(NONSENSE[nonsense])])
@@ -101,7 +101,7 @@ def test_a_score_that_fails_makes_only_its_own_wait(where: str) -> None:
     async def test(m: Mind) -> None:
         await want(m.scope, "a", 2)
         await m.settle()
-        assert m.reason("a-0") == Code.FAULT
+        assert m.reason("a-0") == Code.INTERNAL_ERROR
 
     told(test, scores=(*DEFAULT_SCORES, theirs))
 

@@ -27,6 +27,8 @@ MISUSE: Final = 2
 NOT_PLACED: Final = 3
 PROBLEMS_SHOWN: Final = 20
 UNAUTHENTICATED: Final = 401
+TOKEN_INVALID: Final = frozenset({"token_revoked", "token_expired"})
+"""Reasons for which a new token is needed."""
 
 
 class CommandError(click.ClickException):
@@ -176,7 +178,7 @@ def command_error(error: ApiError, about: str = "") -> CommandError:
         said = f"{error.field}: {said}"
     what = f"{about}: {said}" if about else said
     if error.status == UNAUTHENTICATED:
-        if "was revoked" in said or " expired at " in said:
+        if error.reason in TOKEN_INVALID:
             return CommandError(
                 escaped(what), "let an admin make another (`remit token create`), and name its file with --token-file"
             )

@@ -70,15 +70,14 @@ class TokenIndex:
                 raise unavailable("tokens are still being loaded")
             raise unauthenticated("the token is not valid in this scope")
         token, principal = entry
-        reason = self._why_invalid(token)
-        if reason:
-            raise unauthenticated(reason)
+        if (invalid := self._invalid_reason(token)) is not None:
+            raise unauthenticated(invalid[1], reason=invalid[0])
         return principal
 
     def is_valid(self, principal: Principal) -> bool:
         """Return whether the token that authenticated `principal` is still valid."""
         entry = self._by_digest.get(self._digest_by_name.get(principal.token, ""))
-        return entry is not None and entry[1] == principal and not self._why_invalid(entry[0])
+        return entry is not None and entry[1] == principal and self._invalid_reason(entry[0]) is None
 
     async def wait_until_revoked(self, principal: Principal) -> None:
         """Wait until the token is revoked. Expiry does not end the wait: long-lived streams also call `is_valid` at every
@@ -87,16 +86,17 @@ class TokenIndex:
         while self.is_valid(principal):
             await self._changed.wait()
 
-    def _why_invalid(self, token: Token) -> str:
+    def _invalid_reason(self, token: Token) -> tuple[str, str] | None:
+        """Return why a token is not valid, for programs and for people; None if it is valid."""
         spec, name = token.spec, token.metadata.name
         if spec.revoked:
-            return f"token {name} was revoked"
+            return "token_revoked", f"token {name} was revoked"
         # Both are RFC 3339 in UTC, so text order is time order.
-        return f"token {name} expired at {spec.expires}" if spec.expires <= self._clock.wall() else ""
+        return ("token_expired", f"token {name} expired at {spec.expires}") if spec.expires <= self._clock.wall() else None
 
 
-def unauthenticated(detail: str, cure: str = _SEND_TOKEN) -> ApiProblem:
-    return ApiProblem(401, "unauthenticated", detail, cure=cure, headers=CHALLENGE_HEADERS)
+def unauthenticated(detail: str, cure: str = _SEND_TOKEN, *, reason: str = "") -> ApiProblem:
+    return ApiProblem(401, "unauthenticated", detail, cure=cure, reason=reason, headers=CHALLENGE_HEADERS)
 
 
 def check_may_declare(principal: Principal, objects: tuple[AnyObject, ...]) -> None:

@@ -164,7 +164,7 @@ async def renew(request: RequestContext, server: ServerContext) -> Response:
     certificates = await _issue_certificates(server, renewing.request, principal.nodes)
     stored, revision = await _stored_token(server.store, principal.token)
     if stored is None or stored.spec.revoked:
-        raise unauthenticated(f"token {principal.token} was revoked")
+        raise unauthenticated(f"token {principal.token} was revoked", reason="token_revoked")
     expires = max(stored.spec.expires, expiry_after(server.clock.wall(), AGENT_TOKEN_TTL_MS))
     spec = msgspec.structs.replace(stored.spec, expires=expires)
     renewed = Token(metadata=Metadata(name=principal.token, labels=stored.metadata.labels), spec=spec)

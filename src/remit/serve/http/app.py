@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from remit.client.authority_client import RetriesExhausted
 from remit.client.endpoint import EndpointError
 from remit.client.rpc import UnreadableRequest
+from remit.model.claims import Code
 from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted
 from remit.model.wire.api_types import OPERATION_HEADER, AuditItem
 from remit.serve.auth.enrollment import check_certificate
@@ -226,11 +227,11 @@ class _Exchange:
             return
         except Exception as error:  # a bug of ours: report it; only this request fails
             self._app.report_bug(f"{self._scope['method']} {escaped(self._scope['path'])}", error)
-            self._code = "fault"
+            self._code = Code.INTERNAL_ERROR.value
             if self._reply_started:
                 raise
             detail = "internal error: a bug in Remit"
-            bug = ApiProblem(500, "fault", detail, cure="report it, with the Remit-Trace header of this response")
+            bug = ApiProblem(500, self._code, detail, cure="report it, with the Remit-Trace header of this response")
             await self._reply(problem_response(bug), bug)
 
     async def _run(self) -> None:

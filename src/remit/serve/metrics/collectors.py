@@ -76,7 +76,7 @@ def server_metrics(
         yield from _lifecycle_samples(telemetry.lifecycle)
         yield from _request_samples(telemetry.requests)
         authority = standby.leading
-        yield Sample("remit_authority_leading", int(authority is not None))
+        yield Sample("remit_authority_is_leader", int(authority is not None))
         yield from _decision_samples(standby.metrics)
         if authority is not None:
             yield from _authority_samples(authority, clock.now_ms())
@@ -109,7 +109,8 @@ def _count_samples(name: str, counts: BoundedCounter) -> Iterator[Sample]:
 def _decision_samples(tally: AuthorityMetrics) -> Iterator[Sample]:
     yield Sample("remit_authority_batch_size", tally.batches)
     yield Sample("remit_authority_commit_duration_seconds", tally.commits)
-    yield from _count_samples("remit_operations_total", tally.accepted)
+    for operation, count in sorted(tally.accepted.items()):
+        yield Sample("remit_operations_total", count, (operation, operation))
     yield from _count_samples("remit_refusals_total", tally.refused)
     for reason, count in tally.node_losses().items():
         yield Sample("remit_evicted_replicas_total", count, (reason,))
@@ -117,8 +118,8 @@ def _decision_samples(tally: AuthorityMetrics) -> Iterator[Sample]:
 
 def _authority_samples(authority: Authority, now_ms: int) -> Iterator[Sample]:
     yield Sample("remit_authority_epoch", authority.head.epoch)
-    yield Sample("remit_books_replicas", len(authority.books.replicas))
-    yield Sample("remit_books_outcomes", len(authority.outcomes))
+    yield Sample("remit_authority_replicas", len(authority.books.replicas))
+    yield Sample("remit_authority_outcomes", len(authority.outcomes))
     ages = sorted(
         max(0, now_ms - at_ms)
         for lease, at_ms in authority.renewals.renewed_ms.items()
@@ -185,7 +186,7 @@ def scheduler_metrics(scheduler: Scheduler) -> MetricSource:
         yield Sample("remit_schedule_attempt_duration_seconds", tally.propose_s)
         yield Sample("remit_preemption_victims", tally.victims)
         yield Sample("remit_view_age_seconds", scheduler.view.age_ms() / 1000, ("scheduler",))
-        yield Sample("remit_leading", int(cycle is not None), (Role.SCHEDULER.value,))
+        yield Sample("remit_is_leader", int(cycle is not None), (Role.SCHEDULER.value,))
         replicas: dict[str, int] = {}
         resources: dict[tuple[str, str], int] = {}
         for line in cycle.backlog.queues() if cycle is not None else ():
@@ -206,9 +207,9 @@ def controller_metrics(crew: ControllerSet) -> MetricSource:
         yield Sample("remit_view_age_seconds", crew.cache.age_ms() / 1000, ("controllers",))
         for loop in crew.loops:
             name = (loop.lease.partition("/")[2] or loop.lease,)
-            yield Sample("remit_leading", int(loop.queue_depth is not None), (loop.lease,))
-            yield Sample("remit_controller_due_keys", loop.queue_depth or 0, name)
-            yield Sample("remit_controller_looks_total", loop.reconciles, name)
+            yield Sample("remit_is_leader", int(loop.queue_depth is not None), (loop.lease,))
+            yield Sample("remit_controller_queue_depth", loop.queue_depth or 0, name)
+            yield Sample("remit_controller_reconciles_total", loop.reconciles, name)
             yield Sample("remit_controller_retries_total", loop.retries, name)
 
     return samples

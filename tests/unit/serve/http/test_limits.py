@@ -201,7 +201,7 @@ def test_our_own_bug_is_told_in_one_line_and_ends_one_request() -> None:
     async def main() -> None:
         async with api(routes=(*ROUTES, Route("GET", "/v1/broken", "broken", "Breaks.", broken))) as asked:
             reply = await asked.get("/v1/broken", headers={"Remit-Trace": "t1"})
-            assert (reply.status, reply.json["code"], reply.headers["remit-trace"]) == (500, "fault", "t1")
+            assert (reply.status, reply.json["code"], reply.headers["remit-trace"]) == (500, "internal_error", "t1")
             assert "no such thing" not in reply.body.decode()
             assert asked.complaints == ["GET /v1/broken: KeyError('no such thing')"]
             asked.complaints.clear()

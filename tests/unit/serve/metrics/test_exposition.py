@@ -33,7 +33,8 @@ async def test_both_forms_are_told_and_every_series_is_in_the_table(asked: Api) 
     assert text.headers["content-type"].startswith("text/plain; version=0.0.4")
     names = {family.name for family in plain(text.body.decode())}
     own = {name for name in names if name.startswith("remit_")}
-    assert own and own <= {name.removesuffix("_total") for name in METRICS} | set(METRICS)
+    known = {name for metric in METRICS.values() for name in (metric.name, metric.former_name)}
+    assert own and own <= {name.removesuffix("_total") for name in known} | known
     assert "process_resident_memory_bytes" in names
     told = await asked.ask("GET", "/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"})
     assert told.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
@@ -68,9 +69,9 @@ async def test_what_was_asked_and_decided_is_counted(asked: Api) -> None:
     assert more("remit_http_requests_total[('method', 'POST'), ('route', 'createTenant'), ('status_class', '4xx')]") == 1
     assert more("remit_http_problems_total[('code', 'exists')]") == 1
     assert more("remit_refusals_total[('code', 'exists')]") == 1
-    assert more("remit_operations_total[('did', 'apply')]") == 1
+    assert more("remit_operations_total[('did', 'apply'), ('operation', 'apply')]") == 1
     assert more("remit_objects[('kind', 'Tenant')]") == 1
-    assert after["remit_authority_leading[]"] == 1
+    assert after["remit_authority_is_leader[]"] == 1
     assert after["remit_http_requests_in_flight[]"] == 1  # the scrape itself
     assert more("remit_authority_batch_size_count[]") == 2
     assert after["remit_http_request_duration_seconds_count[('route', 'createTenant')]"] == 2
@@ -222,3 +223,13 @@ async def test_a_tenant_discovers_its_own_endpoints_alone(asked: Api) -> None:
     assert [one["labels"]["__meta_remit_tenant"] for one in mine.json] == ["acme"]
     assert (await asked.ask("GET", "/v1/sd/endpoints?tenant=other", token=tokens["member"])).json == []
     assert len((await asked.ask("GET", "/v1/sd/endpoints")).json) == 2
+
+
+@story
+async def test_renamed_metric__exposed_with_the_same_value_under_its_former_name(asked: Api) -> None:
+    await asked.ask("POST", "/v1/tenants", tenant())
+    scraped = await scrape(asked)
+    reported = [metric for metric in METRICS.values() if metric.former_name and f"{metric.name}[]" in scraped]
+    assert {metric.former_name for metric in reported} >= {"remit_authority_leading", "remit_books_outcomes"}
+    for metric in reported:
+        assert scraped[f"{metric.former_name}[]"] == scraped[f"{metric.name}[]"]

@@ -56,7 +56,7 @@ def play() -> Iterator[Play]:
 
 
 def test_every_code_but_the_one_of_our_own_bugs_has_a_mischief() -> None:
-    assert set(ATTEMPTS_BY_CODE) == set(Code) - {Code.FAULT, Code.OVERRIDE}  # a proposer says that one to itself
+    assert set(ATTEMPTS_BY_CODE) == set(Code) - {Code.INTERNAL_ERROR, Code.OVERRIDE}  # a proposer says that one to itself
 
 
 def test_every_refusal_is_reached_within_an_hour(play: Play) -> None:
@@ -68,8 +68,8 @@ def test_every_refusal_is_reached_within_an_hour(play: Play) -> None:
             break
     assert not unreached
     assert not untried
-    assert Code.FAULT not in play.meddler.refusal_counts
-    assert Code.FAULT.value not in play.scene.listener.codes()
+    assert Code.INTERNAL_ERROR not in play.meddler.refusal_counts
+    assert Code.INTERNAL_ERROR.value not in play.scene.listener.codes()
 
 
 def test_what_is_not_its_own_stays_as_it_was(play: Play) -> None:
