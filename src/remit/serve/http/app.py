@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Final
-from urllib.parse import unquote
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -26,6 +25,7 @@ from remit.model.wire.api_types import OPERATION_HEADER, AuditItem
 from remit.serve.auth.enrollment import check_certificate
 from remit.serve.http.connection_limits import SharedLimit
 from remit.serve.http.fair_queue import FairQueue, Flow, Rate, RequestCost, body_cost, request_cost
+from remit.serve.http.path_tree import PathTree
 from remit.serve.http.replies import (
     ApiProblem,
     BytesResponse,
@@ -61,52 +61,13 @@ ReportBug = Callable[[str, BaseException], None]
 """Receives bugs of ours: the request line and the exception."""
 
 
-class _PathNode:
-    """A node of the path tree: routes by method, children by literal path part, and at most one child for a path variable."""
-
-    __slots__ = ("children", "routes", "variable")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _PathNode] = {}
-        self.variable: _PathNode | None = None
-        self.routes: dict[str, Route] = {}
-
-    def add(self, route: Route) -> None:
-        node = self
-        for part in route.path.split("/")[1:]:
-            if part.startswith("{"):
-                node.variable = node.variable or _PathNode()
-                node = node.variable
-            else:
-                node = node.children.setdefault(part, _PathNode())
-        if node.routes.setdefault(route.method, route) is not route:
-            raise ValueError(f"two routes for {route.method} {route.path}")
-
-    def find(self, parts: Sequence[str], values: tuple[str, ...] = ()) -> tuple[_PathNode, tuple[str, ...]] | None:
-        """Find the node of a path and the values of its variables. A literal part wins over a variable; if it leads to no
-        route, the variable is tried.
-        """
-        node = self
-        for index, part in enumerate(parts):
-            literal, variable = node.children.get(part), node.variable
-            if variable is None or not part:
-                if literal is None:
-                    return None
-                node = literal
-            elif literal is None:
-                node, values = variable, (*values, part)
-            else:
-                return literal.find(parts[index + 1 :], values) or variable.find(parts[index + 1 :], (*values, part))
-        return (node, values) if node.routes else None
-
-
 class Application:
     """The ASGI application of one server."""
 
     def __init__(self, routes: Sequence[Route], server: ServerContext, report_bug: ReportBug) -> None:
-        self._root = _PathNode()
+        self._paths = PathTree()
         for route in routes:
-            self._root.add(route)
+            self._paths.add(route)
         self.query_fields = {route.name: QueryFields(route.parameters) for route in routes}
         self._path_words = sorted({part for route in routes for part in route.path.split("/") if part and part[0] != "{"})
         self._server = server
@@ -126,9 +87,8 @@ class Application:
         """Return the route and its path variables, or the problem to report. The problem is returned and not raised because
         callers without a valid token must get 401, not learn which paths exist.
         """
-        # Match on the path as sent: a name may contain a slash written as %2F, which does not separate path parts.
         path, method = scope["raw_path"].decode("latin-1"), scope["method"]
-        match = self._root.find(_path_parts(path)) if len(path) <= PATH_BYTES_MAX else None
+        match = self._paths.find(path) if len(path) <= PATH_BYTES_MAX else None
         if match is None:
             return self._unknown_path(path)
         node, values = match
@@ -447,11 +407,6 @@ class _Exchange:
                     await self._send({**message, "body": body[start:end], "more_body": more or end < len(body)})
         except TimeoutError:
             raise _ClientGone from None
-
-
-def _path_parts(path: str) -> list[str]:
-    parts = path.split("/")[1:]
-    return [unquote(part) for part in parts] if "%" in path else parts
 
 
 class _ClientGone(Exception):
