@@ -34,7 +34,7 @@ from remit.world.net.tls import Trust
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
-    from remit.agent.setup import AgentDirectory
+    from remit.agent.directory import AgentDirectory
     from remit.client.authority_client import AuthorityClient
     from remit.client.endpoint import AuthorityStatus
     from remit.client.http_link import ScopeConnection
@@ -185,7 +185,7 @@ class _AgentConfig:
 
 
 async def _run(asked: _AgentConfig) -> None:
-    from remit.agent.setup import AgentDirectory
+    from remit.agent.directory import AgentDirectory
     from remit.client.http_link import connect
     from remit.world.interfaces import DiskError, FileBusy, WorldError
     from remit.world.production import production
@@ -418,8 +418,9 @@ def keeper_process_spec(directory: AgentDirectory, bounds: str = "") -> ProcessS
 
 
 async def _on_shutdown(asked: _AgentConfig, directory: AgentDirectory, one: Agent, world: World) -> None:
+    from remit.agent.directory import KEEPER
     from remit.agent.keeper.protocol import KeeperClient
-    from remit.agent.setup import KEEPER, build_secret_files
+    from remit.agent.setup import build_secret_files
     from remit.world.interfaces import LinkError
 
     count = one.running_attempts()

@@ -23,7 +23,7 @@ from remit.model.problems import escaped
 from remit.model.resources import parse_duration
 
 if TYPE_CHECKING:
-    from remit.agent.setup import AgentDirectory
+    from remit.agent.directory import AgentDirectory
     from remit.world.interfaces import Disk, World
 
 STOP_TIMEOUT_MS: Final = 60_000
@@ -81,8 +81,9 @@ async def stop_agent(root: Path, world: World, *, with_work: bool = True) -> lis
     """The agent of a directory; and its keeper with all that it runs, also what a keeper that was killed has left behind.
     Answers what has ended, in words.
     """
+    from remit.agent.directory import AgentDirectory
     from remit.agent.keeper.protocol import is_locked
-    from remit.agent.setup import AgentDirectory, build_secret_files
+    from remit.agent.setup import build_secret_files
     from remit.world.process.procfs import send_termination, watch_process
 
     directory, lines = AgentDirectory(root), list[str]()
@@ -184,8 +185,8 @@ async def stop_keeper(root: Path, grace_ms: int) -> str:
     """End all that runs there, and its keeper; also what one that was killed has left behind. Answers with what came of it;
     raises ClickException if it did not end.
     """
+    from remit.agent.directory import KEEPER, AgentDirectory
     from remit.agent.keeper.protocol import KeeperClient, is_locked
-    from remit.agent.setup import KEEPER, AgentDirectory
     from remit.world.interfaces import LinkError, NotSent
     from remit.world.production import production
 

@@ -160,7 +160,7 @@ def up(
 
 def _check_socket_path(root: Path) -> None:
     """Said now, and not by an agent that ends again and again."""
-    from remit.agent.setup import SOCKET_BYTES_MAX, AgentDirectory
+    from remit.agent.directory import SOCKET_BYTES_MAX, AgentDirectory
 
     socket = AgentDirectory(root / AGENT_DIRECTORY).socket
     if len(os.fsencode(socket)) > SOCKET_BYTES_MAX:
@@ -249,7 +249,7 @@ async def _ensure_tokens(here: UpOptions, desk: ServerContext) -> dict[str, str]
 def _enroll_local_agent(here: UpOptions, desk: ServerContext, token: str, nodes: list[str]) -> None:
     """Over TLS an agent is known by its certificate as well: the one beside us is given what others get by joining."""
     from remit.agent.credentials import Credentials
-    from remit.agent.setup import PASSABLE, AgentDirectory
+    from remit.agent.directory import PASSABLE, AgentDirectory
     from remit.law.certificate_identity import agent_identity
     from remit.model.identity import JoinResponse
     from remit.world.net.certificates import create_key, create_request
@@ -378,8 +378,8 @@ class AgentSupervisor:
         self._running: ProcessHandle | None = None
 
     async def watch_over(self) -> None:
+        from remit.agent.directory import PASSABLE, AgentDirectory
         from remit.agent.keeper.protocol import is_locked
-        from remit.agent.setup import PASSABLE, AgentDirectory
         from remit.cli.local.down import stop_agent
 
         directory, pause_ms = AgentDirectory(self._root), RESTART_DELAY_MS

@@ -30,8 +30,7 @@ from remit.model.kinds import Template, WorkloadSpec
 from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Phase, Replica, ReplicaSpec
 from remit.simulate.world.disk import ArtifactSources, SimArtifactFetcher, SimDisk
-from remit.world.files.artifacts import FetchPermissions
-from remit.world.interfaces import BindMount, IsolationSupport, World
+from remit.world.interfaces import BindMount, FetchPermissions, IsolationSupport, World
 from tests.unit.agent import test_reconciler as core
 from tests.unit.world.virtual_world import NoRunner, run_virtually, virtual_world
 
