@@ -141,7 +141,7 @@ class AuthorityClient:
         self._servers = ServerRotation(tuple(self._endpoints), self._on_switch)
         self._leader_unknown = True
         """Whether the client has switched endpoints since it last learned which one leads."""
-        self._last_left = ("", 0)
+        self._last_failed = ("", 0)
         """The endpoint it switched away from last, and when."""
         self._world = world
         self._loop = RetryLoop(self._servers, world.clock, world.randomness, policy, budget, _classify)
@@ -276,8 +276,8 @@ class AuthorityClient:
     async def _retry(self, call: Callable[[Endpoint], Awaitable[T]], progress: _SubmitProgress) -> T:
         return await self._loop.run(lambda name: call(self._endpoints[name]), progress)
 
-    def _on_switch(self, left: str) -> None:
-        self._leader_unknown, self._last_left = True, (left, self._world.clock.now_ms())
+    def _on_switch(self, failed: str) -> None:
+        self._leader_unknown, self._last_failed = True, (failed, self._world.clock.now_ms())
 
     def _new_id(self, status: AuthorityStatus) -> OperationID:
         return operation_id(status.incarnation, status.window, self._world.ids.nonce())
@@ -370,8 +370,8 @@ class AuthorityClient:
             status = replace(status, window=known.window)  # an endpoint that lags must not move the window back
         # Do not return at once to an endpoint that was just left: a client that cannot reach the leader must not try it before
         # every call.
-        last_left, left_ms = self._last_left
-        if status.leader in self._endpoints and (status.leader != last_left or 2 * (sent_ms - left_ms) >= status.window_ms):
+        last_failed, failed_ms = self._last_failed
+        if status.leader in self._endpoints and (status.leader != last_failed or 2 * (sent_ms - failed_ms) >= status.window_ms):
             self._servers.current = status.leader
         self._leader_unknown = False
         self._status, self._status_ms = status, sent_ms

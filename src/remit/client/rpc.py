@@ -116,17 +116,17 @@ class EndpointStub:
             raise OutcomeUnknown("the reply belongs to another kind of call")
         return held[0]
 
-    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
-        held = (await self._call(_encoder.encode(EndpointCall(beats=tuple(beats))))).held
-        if held is None or len(held) != len(beats):
+    async def heartbeat(self, heartbeats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+        held = (await self._call(_encoder.encode(EndpointCall(beats=tuple(heartbeats))))).held
+        if held is None or len(held) != len(heartbeats):
             raise OutcomeUnknown("the reply belongs to another kind of call")
         return held
 
     async def heartbeat_ages(self) -> HeartbeatReport:
-        heard = (await self._call(_HEARTBEAT_AGES_CALL)).heard
-        if heard is None:
+        report = (await self._call(_HEARTBEAT_AGES_CALL)).heard
+        if report is None:
             raise OutcomeUnknown("the reply belongs to another kind of call")
-        return heard
+        return report
 
     async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
         states = (await self._call(_encoder.encode(EndpointCall(states=tuple(nodes))))).states

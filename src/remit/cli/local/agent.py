@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from remit.world.structured_log import LogFormat, LogLevel
 
 CALLBACK_ENDPOINT: Final = "logs"
-PORT_TRIES: Final = 5
 RETRY_MS: Final = 1_000
 ANSWER_TIMEOUT_MS: Final = 3_000
 UNAUTHENTICATED: Final = 401

@@ -70,7 +70,7 @@ def decision_logger(log: StructuredLog) -> Callable[[AuditEntry], None] | None:
     if not log.is_enabled("debug"):
         return None
 
-    def tell(entry: AuditEntry) -> None:
+    def log_entry(entry: AuditEntry) -> None:
         log.debug(
             "operation refused" if entry.code else "operation accepted",
             trace=entry.trace,
@@ -85,7 +85,7 @@ def decision_logger(log: StructuredLog) -> Callable[[AuditEntry], None] | None:
             detail=entry.detail,
         )
 
-    return tell
+    return log_entry
 
 
 NO_ROUTE: Final = "none"

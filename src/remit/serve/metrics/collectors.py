@@ -106,13 +106,13 @@ def _count_samples(name: str, counts: BoundedCounter) -> Iterator[Sample]:
     return (Sample(name, count, (kind,)) for kind, count in sorted(counts.items()))
 
 
-def _decision_samples(tally: AuthorityMetrics) -> Iterator[Sample]:
-    yield Sample("remit_authority_batch_size", tally.batches)
-    yield Sample("remit_authority_commit_duration_seconds", tally.commits)
-    for operation, count in sorted(tally.accepted.items()):
+def _decision_samples(metrics: AuthorityMetrics) -> Iterator[Sample]:
+    yield Sample("remit_authority_batch_size", metrics.batches)
+    yield Sample("remit_authority_commit_duration_seconds", metrics.commits)
+    for operation, count in sorted(metrics.accepted.items()):
         yield Sample("remit_operations_total", count, (operation, operation))
-    yield from _count_samples("remit_refusals_total", tally.refused)
-    for reason, count in tally.node_losses().items():
+    yield from _count_samples("remit_refusals_total", metrics.refused)
+    for reason, count in metrics.node_losses().items():
         yield Sample("remit_evicted_replicas_total", count, (reason,))
 
 
@@ -181,10 +181,10 @@ def log_metrics(log: StructuredLog) -> MetricSource:
 
 def scheduler_metrics(scheduler: Scheduler) -> MetricSource:
     def samples() -> Iterator[Sample]:
-        tally, cycle = scheduler.counts, scheduler.cycle
-        yield from _count_samples("remit_schedule_attempts_total", tally.attempts)
-        yield Sample("remit_schedule_attempt_duration_seconds", tally.propose_s)
-        yield Sample("remit_preemption_victims", tally.victims)
+        counts, cycle = scheduler.counts, scheduler.cycle
+        yield from _count_samples("remit_schedule_attempts_total", counts.attempts)
+        yield Sample("remit_schedule_attempt_duration_seconds", counts.propose_s)
+        yield Sample("remit_preemption_victims", counts.victims)
         yield Sample("remit_view_age_seconds", scheduler.view.age_ms() / 1000, ("scheduler",))
         yield Sample("remit_is_leader", int(cycle is not None), (Role.SCHEDULER.value,))
         replicas: dict[str, int] = {}
@@ -202,10 +202,10 @@ def scheduler_metrics(scheduler: Scheduler) -> MetricSource:
     return samples
 
 
-def controller_metrics(crew: ControllerSet) -> MetricSource:
+def controller_metrics(controllers: ControllerSet) -> MetricSource:
     def samples() -> Iterator[Sample]:
-        yield Sample("remit_view_age_seconds", crew.cache.age_ms() / 1000, ("controllers",))
-        for loop in crew.loops:
+        yield Sample("remit_view_age_seconds", controllers.cache.age_ms() / 1000, ("controllers",))
+        for loop in controllers.loops:
             name = (loop.lease.partition("/")[2] or loop.lease,)
             yield Sample("remit_is_leader", int(loop.queue_depth is not None), (loop.lease,))
             yield Sample("remit_controller_queue_depth", loop.queue_depth or 0, name)

@@ -1,4 +1,4 @@
-"""What one server counts and logs: request and lifecycle metrics, the registry that exposes them, the access log."""
+"""Telemetry of one server: request and lifecycle metrics, the registry that exposes them, the access log."""
 
 from __future__ import annotations
 

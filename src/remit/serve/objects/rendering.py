@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from remit.model.metadata import API_VERSION
-from remit.model.objects import KINDS, TENANTED, AnyObject, decode, encode
+from remit.model.objects import KINDS, TENANTED, decode, encode
 from remit.model.secrets import Secret, SecretStatus, plain_bytes
 from remit.model.wire.api_types import GoneMeta, GoneObject
 
@@ -173,8 +173,3 @@ def render_list(kind: str, items: Iterable[bytes], revision: int, rest: str) -> 
 def etag(revision: int) -> str:
     """Return the ETag of an object at this revision."""
     return f'"{revision}"'
-
-
-def redact_secret(obj: AnyObject) -> AnyObject:
-    """Remove the values of a secret that is not stored yet."""
-    return decode(_redact_secret_row(encode(obj))) if isinstance(obj, Secret) else obj
