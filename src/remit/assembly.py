@@ -237,7 +237,7 @@ async def api_server(
                 filters=installed_filters(), scores=(*DEFAULT_SCORES, *installed_scores()),
                 timing=timing, audit_storage=audit_storage, tls=tls, log=log,
             )  # fmt: skip
-            context.metrics.add(store_metrics(store))
+            context.telemetry.registry.add(store_metrics(store))
             tune_interpreter()
             app = Application(ROUTES, context, report_bug)
             tls_context = None if tls is None else lambda: tls.server_context
@@ -246,9 +246,9 @@ async def api_server(
                 serve_http(
                     app,
                     socket,
-                    on_closing=context.closing.set,
+                    on_closing=context.streams.closing.set,
                     tls_context=tls_context,
-                    on_rejected=context.audit_rejected_connection,
+                    on_rejected=context.audit.record_rejected_connection,
                 ),
             ):
                 await ensure_bootstrap_token(context, token, "admin", subject="admin")
@@ -264,7 +264,7 @@ async def _background_tasks(
         async with asyncio.TaskGroup() as group:
             running = (
                 parts.run(),
-                _tune_when_loaded(parts, context.clock, context.log),
+                _tune_when_loaded(parts, context.clock, context.telemetry.log),
                 _sync_audit(context),
                 certificate_renewal,
             )
@@ -412,7 +412,9 @@ class LocalConnection:
         from remit.serve.components.refusal_audit import AuditedEndpoint
 
         name, context = self._server.parts.standby.name, self._server.context
-        return AuthorityClient({name: AuditedEndpoint(context.standby, context.audit, context.clock, actor)}, actor, self.world)
+        return AuthorityClient(
+            {name: AuditedEndpoint(context.authority.standby, context.audit, context.clock, actor)}, actor, self.world
+        )
 
 
 def component_name(role: str) -> str:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.files.artifacts import FetchPermissions, NotFetched, NotUnpacked, UnpackLimits
-from remit.world.interfaces import DiskError, FileBusy
+from remit.world.interfaces import DiskError, FetchPermissions, FileBusy, NotFetched, NotUnpacked, UnpackLimits
 from tests.contracts.worlds import ARTIFACTS, ArtifactsTwin
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.world.interfaces import ExitStatus, NotStarted, ProcessHandle, Runner
-from remit.world.process.exec_session import CommandOutput, ExecSession, PtySize
+from remit.world.interfaces import CommandOutput, ExecSession, ExitStatus, NotStarted, ProcessHandle, PtySize, Runner
 from tests.contracts.worlds import RUNNERS, Program, RunnerTwin
 
 SOON_MS = 10_000

@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +27,7 @@ from remit.serve.components.claim_routes import ROUTES as PROGRAMS
 from remit.serve.diagnostics.audit_log import AuditLog, MemoryAuditStorage
 from remit.serve.http.app import Application
 from remit.serve.http.request_telemetry import RequestMetrics
-from remit.serve.http.streams import HeartbeatTimer
+from remit.serve.http.streams import OpenStreams
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network
 from remit.simulate.world.processes import SimMachine, SimProcess
@@ -291,24 +291,22 @@ class _Serve(_Http):
         keys = self._keys
         bound = BoundSocket(ListenAddress(port=self._ports[at]), secure=keys is not None)
         try:
+            clock = BootClock()
+            tokens: Any = _SingleToken(self._TOKEN)
             server: Any = SimpleNamespace(
-                clock=BootClock(),
-                request_metrics=RequestMetrics(),
-                access_log=None,
-                tokens=_SingleToken(self._TOKEN),
-                audit=AuditLog(MemoryAuditStorage(), BootClock()),
+                clock=clock,
+                telemetry=SimpleNamespace(requests=RequestMetrics(), access_log=None),
+                auth=SimpleNamespace(tokens=tokens, hosts=(), tls=None),
+                audit=AuditLog(MemoryAuditStorage(), clock),
                 world=SimpleNamespace(ids=RandomIds()),
                 component_service=_ComponentRoutes(service),
-                watch_slot=nullcontext,
-                closing=asyncio.Event(),
-                hosts=(),
-                tls=None,
+                streams=OpenStreams(clock, tokens, Timing().heartbeat_ms, 1_000),
+                watch_cache=None,
                 timing=Timing(),
-                heartbeat_timer=HeartbeatTimer(BootClock(), Timing().heartbeat_ms),
             )
             app = Application(PROGRAMS, server, lambda request, error: None)
             secure = None if keys is None else lambda: keys.server_context
-            async with http_server.serve_http(app, bound, on_closing=server.closing.set, tls_context=secure):
+            async with http_server.serve_http(app, bound, on_closing=server.streams.closing.set, tls_context=secure):
                 yield
         finally:
             bound.close()

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from remit.agent.agent import Agent
 from remit.agent.attempts import GONE
 from remit.agent.keeper import keeper
 from remit.agent.keeper.journal import Journal
 from remit.agent.keeper.keeper import Keeper
 from remit.agent.keeper.protocol import ProcessRecord
+from remit.agent.keeper_calls import KeeperCalls
 from remit.agent.probes import ProcessHealth
 from remit.agent.reconciler import AgentAction, NodeReconciler, ReportAction, StartAction
 from remit.model.claims import Move
@@ -29,7 +29,7 @@ KEPT = ("what_is_ordered_is_not_stopped",)
 @bug(37, 38, scenario="keepers-stall", expects=ORDERED)
 def an_end_is_reported_during_a_start(patch: pytest.MonkeyPatch) -> None:
     """An agent reports an attempt as ended as soon as the keeper's table lacks it."""
-    patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
+    patch.setattr(KeeperCalls, "is_end_certain", lambda self, *args: True)
 
 
 @bug(37, 38, scenario="keepers-stall", expects=ORDERED)
@@ -88,7 +88,7 @@ def a_restart_is_reported_as_a_crash(patch: pytest.MonkeyPatch) -> None:
                 yield ReportAction(attempt, Move(attempt.key, assignment.revision, "crash", attempt.number, GONE))
 
     patch.setattr(NodeReconciler, "_reconcile_exited", both)
-    patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
+    patch.setattr(KeeperCalls, "is_end_certain", lambda self, *args: True)
 
 
 @bug(36, scenario="unwell", expects=KEPT)

@@ -11,6 +11,7 @@ from remit.agent.agent import Agent
 from remit.agent.assignments import Assignments
 from remit.agent.attempts import OK
 from remit.agent.keeper.keeper import DEADLINE_CHECK_MS, Keeper
+from remit.agent.keeper_calls import KeeperCalls, KeeperTable
 from remit.agent.reconciler import AgentAction, NodeReconciler, ReportAction, StartAction, StopAction
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.commitment import recovery
@@ -98,27 +99,27 @@ def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
 @bug(4, 37, scenario="crowd", seed=2, expects=("runs_only_what_was_ordered", *APART))
 def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
     """An agent starts a replica late, after it has reported its end."""
-    begin = Agent._start
+    begin = KeeperCalls._start
 
-    async def later(self: Agent, *args: Any) -> None:
-        await self._world.clock.sleep_ms(8_000)
+    async def later(self: KeeperCalls, *args: Any) -> None:
+        await self._runtime.world.clock.sleep_ms(8_000)
         await begin(self, *args)
 
-    patch.setattr(Agent, "_start", later)
-    patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
+    patch.setattr(KeeperCalls, "_start", later)
+    patch.setattr(KeeperCalls, "is_end_certain", lambda self, *args: True)
     patch.setattr(NodeReconciler, "_may_have_been_lost", lambda self, *args: False)
 
 
 @bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more", "orphans_end", "what_is_ordered_is_not_stopped"))
 def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
     """A restarted agent does not adopt the processes of its keeper."""
-    take = Agent._apply_table
+    take = KeeperTable.apply
 
-    def only_news(self: Agent, table: Any) -> None:
+    def only_news(self: KeeperTable, table: Any) -> None:
         take(self, type(table)(whole=True) if table.whole else table)
 
-    patch.setattr(Agent, "_apply_table", only_news)
-    patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
+    patch.setattr(KeeperTable, "apply", only_news)
+    patch.setattr(KeeperCalls, "is_end_certain", lambda self, *args: True)
 
 
 @bug(38, scenario="crowd", expects=("ended_work_runs_no_more",))
@@ -141,7 +142,7 @@ def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
                 yield ReportAction(attempt, Move(attempt.key, assignment.revision, "stopped", attempt.number, result=OK))
 
     patch.setattr(NodeReconciler, "_reconcile_attempt", hasty)
-    patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
+    patch.setattr(KeeperCalls, "is_end_certain", lambda self, *args: True)
 
 
 @bug(35, scenario="all-silent", seed=2, expects=("evictions_cease_at_mass_silence",))
@@ -179,7 +180,7 @@ def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
 def _end_all(agent: Agent, node: str) -> None:
     for copy, kept in agent._nodes[node].records.items():
         if kept.alive:
-            agent._spawn(agent._keeper.stop(copy, 0), "end")
+            agent._runtime.spawn(agent._keeper.stop(copy, 0), "end")
 
 
 @bug(4, 36, scenario="cut-nodes", seed=2, expects=("what_is_ordered_is_not_stopped",))

@@ -236,7 +236,7 @@ async def test_unwritable_claim_is_isolated_among_pipelined_batches(scope: Scope
     good = [await scope.operation(USER, Apply(workload(f"more-{i}"))) for i in range(2)]
     answers = await at_once(scope, [asks[0], [*good, bad], asks[1], asks[2]])
     codes = [v.code if isinstance(v, Refused) else None for v in plain(answers)]
-    assert codes == [None] * 5 + [Code.FAULT] + [None] * 5 + [Code.NO_ROOM] and followed
+    assert codes == [None] * 5 + [Code.INTERNAL_ERROR] + [None] * 5 + [Code.NO_ROOM] and followed
 
 
 @pipelined_test

@@ -20,6 +20,12 @@ TIMEOUT: Final = "timeout"
 GONE: Final = "gone"
 """The process ended while no keeper was watching it, so its exit status is unknown."""
 NOT_STARTED: Final = "not started"
+START_ABANDONED: Final = "start abandoned"
+"""The agent did not start the attempt, because the scope may have declared it lost in the meantime."""
+
+START_TOO_LATE: Final = "start too late"
+"""The keeper or the machine refused the start, because its deadline had passed."""
+
 UNWELL: Final = "unwell"
 """A startup or liveness probe failed too often, so the process was stopped."""
 

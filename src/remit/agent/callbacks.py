@@ -31,8 +31,19 @@ from remit.agent.attempts import AttemptId
 from remit.model.wire.agent_messages import ExecInputRequest, ExecRequest, LogsRequest
 from remit.model.wire.exec_frames import ExecExit, ExecFrameType, ExecRejected, ExecStarted
 from remit.model.wire.exec_frames import TerminalSize as RequestedSize
-from remit.world.interfaces import ExitStatus, FileMissing, LogChunk, LogFiles, NotStarted, ProcessHandle, ProcessSpec, World
-from remit.world.process.exec_session import CommandOutput, ExecSession, PtySize
+from remit.world.interfaces import (
+    CommandOutput,
+    ExecSession,
+    ExitStatus,
+    FileMissing,
+    LogChunk,
+    LogFiles,
+    NotStarted,
+    ProcessHandle,
+    ProcessSpec,
+    PtySize,
+    World,
+)
 
 CHUNK_BYTES: Final = 64 << 10
 TAIL_LINES_MAX: Final = 1_000_000

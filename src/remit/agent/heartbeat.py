@@ -15,10 +15,11 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from remit.agent.assignments import WAITING_FOR_SLOT, Assignments, StartQueue
+from remit.agent.assignments import WAITING_FOR_SLOT
 from remit.agent.attempts import AttemptId
 from remit.agent.hosted_node import HostedNode, LeaseContinuity
 from remit.agent.keeper.protocol import KeeperClient, ProcessRecord, ProcessUsage
+from remit.agent.runtime import AgentRuntime
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.lease_holder import LeaseHold
 from remit.law.timing import Timing
@@ -26,7 +27,7 @@ from remit.model.claims import Accepted, Acquire, Actor, Apply, Evidence, Refuse
 from remit.model.kinds import Node
 from remit.model.resources import Duration
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState, RunState
-from remit.world.interfaces import LinkError, World
+from remit.world.interfaces import LinkError
 
 MEASURE_HEARTBEATS: Final = 3
 """Interval between two usage measurements, in heartbeat intervals."""
@@ -62,33 +63,27 @@ MESSAGE_CHARS_MAX = 200
 
 
 class HeartbeatSender:
-    """Leases and heartbeats of all nodes an agent hosts.
-
-    `enqueue(node)` schedules a reconcile of a node; `log` writes a line for operators.
-    """
+    """Leases and heartbeats of all nodes an agent hosts. `on_failure` is called when no server answered a request."""
 
     def __init__(
         self,
-        world: World,
+        runtime: AgentRuntime,
         client: AuthorityClient,
         keeper: KeeperClient,
-        assignments: Assignments,
-        nodes: Mapping[str, HostedNode],
         continuity: LeaseContinuity,
-        start_queue: StartQueue,
         *,
-        name: str,
-        timing: Timing,
-        enqueue: Callable[[str], None],
-        log: Callable[[str], None],
         on_failure: Callable[[RetriesExhausted], None] | None = None,
     ) -> None:
-        self._world, self._client, self._keeper, self._assignments = world, client, keeper, assignments
-        self._nodes, self._continuity, self._name, self._timing = nodes, continuity, name, timing
-        self._start_queue = start_queue
-        self._enqueue, self._log, self._on_failure = enqueue, log, on_failure
+        self._runtime, self._client, self._keeper = runtime, client, keeper
+        self._continuity, self._on_failure = continuity, on_failure
+        self._world, self._timing, self._nodes, self._assignments = (
+            runtime.world,
+            runtime.timing,
+            runtime.nodes,
+            runtime.assignments,
+        )
         self._usage = UsageMeter()
-        self._rng = world.randomness.stream(f"standing {name}")
+        self._rng = runtime.world.randomness.stream(f"standing {runtime.name}")
         self._renewed_ms: dict[str, int] = {}
         self._renewals_pending = asyncio.Event()
         self._refusals: dict[str, str] = {}
@@ -124,7 +119,7 @@ class HeartbeatSender:
     async def _acquire(self, nodes: Sequence[HostedNode]) -> None:
         sent_ms = self._world.clock.now_ms()
         claims = [Acquire(hosted.lease_name, Duration(self._timing.lease_ms)) for hosted in nodes]
-        verdicts = await self.submit(claims, [Actor(self._name, Role.AGENT)] * len(nodes))
+        verdicts = await self.submit(claims, [Actor(self._runtime.name, Role.AGENT)] * len(nodes))
         epochs: dict[str, int] = {}
         revisions: dict[str, int] = {}
         for hosted, verdict in zip(nodes, verdicts or (), strict=False):
@@ -136,11 +131,11 @@ class HeartbeatSender:
             hosted, now_ms = self._nodes[name], self._world.clock.now_ms()
             hosted.reconciler.on_lease_acquired(now_ms, continuous=name in continuous, revision=revisions[name])
             hosted.lease_hold = LeaseHold(
-                Actor(self._name, Role.AGENT, hosted.lease_name, epoch), self._timing.lease_ms, sent_ms
+                Actor(self._runtime.name, Role.AGENT, hosted.lease_name, epoch), self._timing.lease_ms, sent_ms
             )
         self._on_renewed(dict.fromkeys(epochs, sent_ms))
         for name in epochs:
-            self._enqueue(name)
+            self._runtime.enqueue(name)
 
     async def _register(self, nodes: Sequence[HostedNode]) -> None:
         """Register nodes that do not exist yet or whose capacity, devices or address changed. Fields set by operators stay as
@@ -162,7 +157,7 @@ class HeartbeatSender:
         """
         code = f"{verdict.code}" if isinstance(verdict, Refused) else ""
         if isinstance(verdict, Refused) and code != self._refusals.get(subject) and code not in _TRANSIENT_REFUSALS:
-            self._log(f"{subject}: {verdict.detail}")
+            self._runtime.log(f"{subject}: {verdict.detail}")
         self._refusals[subject] = code
 
     # -- heartbeats ----------------------------------------------------------------------------------------------------
@@ -171,7 +166,7 @@ class HeartbeatSender:
         """Send heartbeats at a fixed rate, until cancelled."""
         while True:
             started_ms = self._world.clock.now_ms()
-            waiting = self._start_queue.waiting_by_node()
+            waiting = self._runtime.start_queue.waiting_by_node()
             heartbeats = [
                 heartbeat
                 for hosted in self._registered()
@@ -199,7 +194,7 @@ class HeartbeatSender:
                 hosted.lease_hold.on_renewed(sent_ms)
                 renewed[hosted.name] = sent_ms
                 if not held_before:  # what changed while the lease was not held could not be reported: reconcile again
-                    self._enqueue(hosted.name)
+                    self._runtime.enqueue(hosted.name)
             else:
                 hosted.lease_hold.mark_lost()
         self._on_renewed(renewed)
@@ -277,13 +272,13 @@ class HeartbeatSender:
                 reachable = False
             if reachable != self.keeper_is_reachable:
                 self.keeper_is_reachable = reachable
-                self._log(
+                self._runtime.log(
                     "the keeper answers again"
                     if reachable
                     else "the keeper does not answer: no process can be started or stopped until it does"
                 )
                 for name in self._nodes:
-                    self._enqueue(name)
+                    self._runtime.enqueue(name)
 
 
 _TRANSIENT_REFUSALS = frozenset({"revision", "exists", "stale_epoch", "lease_expired"})

@@ -21,9 +21,20 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from remit.agent.assignments import Assignment, Assignments
-from remit.agent.attempts import GONE, NOT_STARTED, OK, OOM, SCRATCH_FULL, TIMEOUT, UNWELL, AttemptId, attempt_of, result_of
+from remit.agent.attempts import (
+    NOT_STARTED,
+    OK,
+    OOM,
+    SCRATCH_FULL,
+    START_ABANDONED,
+    TIMEOUT,
+    UNWELL,
+    AttemptId,
+    attempt_of,
+    result_of,
+)
 from remit.agent.keeper.protocol import ProcessRecord
-from remit.agent.preparation import PreparationProgress
+from remit.agent.preparation.preparer import PreparationProgress
 from remit.agent.probes import ProcessHealth, restart_after_ms
 from remit.agent.run_spec import NO_INPUTS, fence_ms, needs_preparation, uses_secrets_or_configs
 from remit.law.timing import Timing, lost_after_ms
@@ -54,7 +65,7 @@ class StartAction(NamedTuple):
 
 
 class PrepareAction(NamedTuple):
-    """Prepare the inputs of the start after `restarts` restarts; the process starts once they are ready (preparation.py)."""
+    """Prepare the inputs of the start after `restarts` restarts; the process starts once they are ready (preparation/)."""
 
     attempt: AttemptId
     replica: Replica
@@ -264,7 +275,7 @@ class NodeReconciler:
                 yield from self._report_end(attempt, assignment, generation.spec, record, ExitStatus(), holds_lease)
             elif may_be_lost:
                 if holds_lease:
-                    yield self._report(attempt, assignment, "crash", result=GONE, reason="not started in time")
+                    yield self._report(attempt, assignment, "crash", result=START_ABANDONED, reason="not started in time")
             elif holds_lease:
                 yield from self._prepare_and_start(attempt, assignment, generation, 0, holds_lease)
         elif record.ended is None:
@@ -316,7 +327,7 @@ class NodeReconciler:
         record: ProcessRecord,
         holds_lease: bool,
     ) -> Iterator[AgentAction]:
-        progress, phase = self.progress_of(attempt), assignment.replica.status.phase
+        progress = self.progress_of(attempt)
         grace_ms = int(spec.template.stop_grace)
         until_ms = record.since_ms + int(spec.timeout)
         if spec.timeout and now_ms >= until_ms:
@@ -327,11 +338,21 @@ class NodeReconciler:
         health = progress.health if progress.health is not None and progress.health.restarts == record.number else None
         if health is not None and health.is_dead:
             yield StopAction(attempt, grace_ms, UNWELL)
-            return
-        started = not spec.template.probes.start or (health is not None and health.has_started)
-        ready = not spec.template.probes.ready or (health is not None and health.is_ready)
-        if not holds_lease or not record.pid:
-            return
+        elif holds_lease and record.pid:
+            yield from self._report_health(attempt, assignment, spec, record, health)
+
+    def _report_health(
+        self,
+        attempt: AttemptId,
+        assignment: Assignment,
+        spec: WorkloadSpec,
+        record: ProcessRecord,
+        health: ProcessHealth | None,
+    ) -> Iterator[AgentAction]:
+        """Report the transition that the probes of a running process allow, if any."""
+        phase, probes = assignment.replica.status.phase, spec.template.probes
+        started = not probes.start or (health is not None and health.has_started)
+        ready = not probes.ready or (health is not None and health.is_ready)
         if phase is Phase.STARTING and started:
             yield self._report(attempt, assignment, "run", ports=record.ports)
         elif phase is Phase.RUNNING and spec.type != "job" and ready and started:
@@ -442,7 +463,7 @@ _NO_PREPARATION.inputs = NO_INPUTS
 
 def _result(record: ProcessRecord | None, exit_status: ExitStatus) -> str:
     if record is not None and record.failed:
-        return NOT_STARTED
+        return record.why or NOT_STARTED
     return record.why if record is not None and record.why else result_of(exit_status)
 
 

@@ -81,7 +81,7 @@ def user_of(template: Template, settings: NodeSettings, tenant: str) -> str:
 
 
 class PreparedInputs(NamedTuple):
-    """Result of the preparation (preparation.py), as needed by the process spec: environment, mounts, root file system.
+    """Result of the preparation (preparation/), as needed by the process spec: environment, mounts, root file system.
 
     `secret_env` are secret variables. They are not expanded in the command, because command lines are visible in process
     listings.

@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from remit.agent.setup import AgentDirectory
+from remit.agent.directory import AgentDirectory
 from remit.bench.load.bench_processes import ProcessCluster
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.client.api import Api, Changed, Deleted, Synced

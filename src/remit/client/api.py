@@ -126,6 +126,7 @@ class Api:
     # ------------------------------------------------------------------------------------------------------------- reading
 
     async def get(self, kind: type[O], name: str, *, tenant: str | None = None) -> O:
+        """Return one object. Raises `ApiError` (`not_found`) if there is none of that name."""
         answer = await self._caller.read(object_path(kind.__name__, name, self._tenant_for(kind, tenant)))
         return decode_response(api_caller.object_decoder(kind), answer)
 
@@ -284,6 +285,7 @@ class Api:
     # ------------------------------------------------------------------------------------------------------------- diagnostics
 
     async def status(self) -> ScopeStatus:
+        """Return the state of the scope: its leader, its revision, and its nodes and replicas by phase."""
         return await self._caller.status(fresh=True)
 
     async def ready(self) -> str:
@@ -383,6 +385,7 @@ class Api:
         return decode_response(api_caller.node_tops_decoder, await self._caller.read("/v1/top/nodes")).items
 
     async def top_replicas(self, *, tenant: str | None = None) -> Sequence[ReplicaTop]:
+        """Return the resource usage of each running replica, as last reported by its node."""
         home = self._tenant_for(Replica, tenant)
         return decode_response(
             api_caller.replica_tops_decoder, await self._caller.read("/v1/top/replicas", {"tenant": home})

@@ -1,6 +1,6 @@
-"""HTTP API calls with operation ids, retries and deadlines; response decoders.
+"""HTTP API calls with operation ids; response decoders.
 
-The API's methods are in api.py and the HTTP connections in http_transport.py.
+The API's methods are in api.py, retries in retry_loop.py and the HTTP connections in http_transport.py.
 
 As in authority_client.py, **an intent keeps its operation id**. A write gets its id before it is first sent, and every retry
 repeats the id, so a write whose response was lost is applied once. A refusal is a final answer: it is raised as `ApiError`,
@@ -9,7 +9,7 @@ not retried.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import cache
 from typing import Any, Final, NoReturn, TypeVar
@@ -19,7 +19,8 @@ import msgspec
 from msgspec.structs import replace
 
 from remit.client.http_transport import HttpResponse, HttpTransport, StreamedResponse, UntrustedCertificate, server_url
-from remit.client.retry import RetryBudget, RetryPolicy
+from remit.client.retry import RetryPolicy
+from remit.client.retry_loop import AttemptFailure, CallProgress, RetryLoop, ServerRotation
 from remit.model.claims import Code, OperationID, Verdict, operation_id
 from remit.model.objects import AnyObject, dec_hook
 from remit.model.wire.api_types import (
@@ -55,7 +56,9 @@ _TIMEOUT_CODE: Final = "timeout"
 
 
 class ApiError(Exception):
-    """The server refused the request. `code` is for programs (docs/refusals.md); `detail` and `cure` are for people."""
+    """The server refused the request. `code` and `reason` are for programs (docs/refusals.md); `detail` and `cure` are for
+    people.
+    """
 
     def __init__(
         self,
@@ -67,10 +70,11 @@ class ApiError(Exception):
         problems: Sequence[ProblemItem] = (),
         *,
         revision: int = 0,
+        reason: str = "",
     ) -> None:
         self.status, self.code, self.detail, self.field, self.cure = status, code, detail, field, cure
         self.problems = tuple(problems)
-        self.revision = revision
+        self.revision, self.reason = revision, reason
         message = detail or code or f"HTTP status {status}"
         super().__init__(
             (f"{field}: " if field and not message.startswith(field) else "") + message + (f"; {cure}" if cure else "")
@@ -86,6 +90,7 @@ class ApiError(Exception):
             problem.cure,
             problem.problems,
             revision=problem.revision,
+            reason=problem.reason,
         )
 
 
@@ -115,26 +120,33 @@ class ServerBusy(Exception):
         super().__init__(problem.detail or problem.title or problem.code)
 
 
-class _CallProgress:
-    """Progress of one call over its attempts."""
+class _RequestProgress(CallProgress):
+    """Progress of one request; with its operation id if it is a write."""
 
-    __slots__ = ("deadline_ms", "failures", "last_reason", "operation", "unknown_outcomes")
+    __slots__ = ("operation",)
 
     def __init__(self, deadline_ms: int, operation: str = "") -> None:
-        self.deadline_ms, self.operation = deadline_ms, operation
-        self.failures = self.unknown_outcomes = 0
-        self.last_reason = ""
-
-    def record_failure(self, error: Exception) -> None:
-        self.failures += 1
-        # For a certificate error the full text is kept, because it names what the user has to change.
-        brief = error.cause if isinstance(error, LinkError) and not isinstance(error, UntrustedCertificate) else str(error)
-        self.last_reason = brief or self.last_reason
+        super().__init__(deadline_ms)
+        self.operation = operation
 
     def exhausted(self, reason: str) -> Unanswered:
         message = f"{reason} ({self.last_reason})" if self.last_reason else reason
         # A read changes nothing, so its outcome never matters.
         return Unanswered(message, silent=self.unknown_outcomes > 0 and bool(self.operation), operation_id=self.operation)
+
+
+def _classify(error: Exception) -> AttemptFailure | None:
+    match error:
+        case ReplyLost():
+            return AttemptFailure(error.cause, outcome_unknown=True)
+        case UntrustedCertificate():
+            return AttemptFailure(str(error))  # the full text names what the user has to change
+        case NotSent():
+            return AttemptFailure(error.cause)
+        case ServerBusy():
+            return AttemptFailure(str(error), retry_after_ms=error.retry_after_ms)
+        case _:
+            return None
 
 
 class ApiCaller:
@@ -155,11 +167,10 @@ class ApiCaller:
     ) -> None:
         if not servers:
             raise ValueError("no server given; name at least one as http://HOST:PORT")
-        self._servers = [server_url(server) for server in servers]
+        self._servers = ServerRotation([server_url(server) for server in servers])
         self._transport = HttpTransport(token, trust)
-        self._policy, self._budget = policy, RetryBudget()
+        self._loop = RetryLoop(self._servers, clock, randomness, policy, None, _classify)
         self.clock, self.randomness, self._ids = clock, randomness, ids
-        self._current = 0
         self._status: ScopeStatus | None = None
         self._status_ms = 0
 
@@ -180,7 +191,7 @@ class ApiCaller:
     ) -> HttpResponse:
         """Send a request that changes nothing and so needs no operation id. With a body the method defaults to POST."""
         target, verb = _target(path, query), method or ("GET" if body is None else "POST")
-        return await self._retry(
+        return await self._loop.run(
             lambda server: self._call_once(server, verb, target, body, headers or {}, content_type), self._start_call()
         )
 
@@ -200,9 +211,9 @@ class ApiCaller:
         """
         target = _target(path, query)
 
-        async def send(progress: _CallProgress) -> HttpResponse:
+        async def send(progress: _RequestProgress) -> HttpResponse:
             all_headers = {**(headers or {}), OPERATION_HEADER: progress.operation}
-            return await self._retry(
+            return await self._loop.run(
                 lambda server: self._call_once(server, method, target, body, all_headers, content_type), progress
             )
 
@@ -222,14 +233,14 @@ class ApiCaller:
         """Open a streamed response, one attempt. Raises `LinkError`, `ServerBusy` or `ApiError`; after a failure the next call
         uses the next server.
         """
-        server = self._servers[self._current]
+        server = self._servers.current
         try:
             async with self._transport.open_stream("GET", server + _target(path, query)) as reply:
                 if reply.status >= 300:
                     _raise_for(await reply.read_all())
                 yield reply
         except (LinkError, ServerBusy):
-            self._switch_from(server)
+            self._servers.switch_from(server)
             raise
 
     @asynccontextmanager
@@ -239,14 +250,14 @@ class ApiCaller:
         """Open a bidirectional stream, one attempt; never retried, because the command may have started. Raises as
         `open_stream` does.
         """
-        async with self._transport.open_duplex(self._servers[self._current] + path, chunks, content_type) as reply:
+        async with self._transport.open_duplex(self._servers.current + path, chunks, content_type) as reply:
             if reply.status >= 300:
                 _raise_for(await reply.read_all())
             yield reply
 
     async def probe(self, path: str) -> HttpResponse:
         """Send one GET request and return its response with any status."""
-        return await self._transport.call("GET", self._servers[self._current] + path)
+        return await self._transport.call("GET", self._servers.current + path)
 
     # ------------------------------------------------------------------------------------------------------------- status
 
@@ -270,12 +281,10 @@ class ApiCaller:
         status = await self.status(fresh=False)
         return operation_id(status.incarnation, status.window, self._ids.nonce())
 
-    # ----------------------------------------------------------------------------------------------------------- retries
+    # ----------------------------------------------------------------------------------------------------------- one call
 
-    def _start_call(self, operation: str = "") -> _CallProgress:
-        now_ms = self.clock.now_ms()
-        self._budget.on_first_attempt(now_ms)
-        return _CallProgress(now_ms + self._policy.deadline_ms, operation)
+    def _start_call(self, operation: str = "") -> _RequestProgress:
+        return _RequestProgress(self._loop.start()[1], operation)
 
     async def _call_once(
         self, server: str, method: str, target: str, body: bytes | None, headers: Mapping[str, str], kind: str
@@ -284,42 +293,6 @@ class ApiCaller:
         if answer.status >= 300:
             _raise_for(answer)
         return answer
-
-    async def _retry(self, once: Callable[[str], Awaitable[T]], progress: _CallProgress) -> T:
-        """Try one server after another until one responds. Ends with a response or `Unanswered`, by the deadline."""
-        while (remaining_ms := progress.deadline_ms - self.clock.now_ms()) > 0:
-            server, retry_after_ms = self._servers[self._current], 0
-            try:
-                async with self.clock.timeout_ms(min(self._policy.try_ms, remaining_ms)):
-                    return await once(server)
-            except (ReplyLost, TimeoutError) as error:
-                progress.record_failure(error)
-                progress.unknown_outcomes += 1
-            except NotSent as error:
-                progress.record_failure(error)
-            except ServerBusy as busy:
-                progress.record_failure(busy)
-                retry_after_ms = busy.retry_after_ms
-            self._switch_from(server)
-            await self._pause(progress, retry_after_ms)
-        raise progress.exhausted("the deadline passed")
-
-    async def _pause(self, progress: _CallProgress, retry_after_ms: int) -> None:
-        now_ms = self.clock.now_ms()
-        remaining_ms = progress.deadline_ms - now_ms
-        if progress.failures >= self._policy.attempts_max:
-            raise progress.exhausted(f"{progress.failures} attempts failed")
-        pause_ms = retry_after_ms + self._policy.backoff_ms(progress.failures, remaining_ms - retry_after_ms, self.randomness)
-        if pause_ms >= remaining_ms:
-            raise progress.exhausted("the deadline passes before the next attempt")
-        wait_ms = self._budget.take(now_ms, remaining_ms - 1)
-        if wait_ms is None:
-            raise progress.exhausted("the retry budget is exhausted")
-        await self.clock.sleep_ms(max(pause_ms, wait_ms))
-
-    def _switch_from(self, server: str) -> None:
-        if self._servers[self._current] == server:  # otherwise a concurrent call has rotated already; use its choice
-            self._current = (self._current + 1) % len(self._servers)
 
 
 _status_decoder: msgspec.json.Decoder[ScopeStatus] = msgspec.json.Decoder(ScopeStatus, dec_hook=dec_hook)

@@ -1,6 +1,6 @@
 """Claim client: retries operations under the same id until a verdict arrives.
 
-It handles operation ids, retries and deadlines. The claims and their evidence come from the caller.
+It handles operation ids and leader hints; retry_loop.py retries. The claims and their evidence come from the caller.
 
 The rule everything depends on: **an intent keeps its operation id.** The authority stores each verdict under its operation
 id, so submitting the same id again returns the same verdict, from any endpoint and however often a reply was lost. A second
@@ -20,8 +20,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from remit.client.endpoint import AuthorityStatus, Endpoint, EndpointError, NotLeader, OutcomeUnknown, Overloaded
+from remit.client.endpoint import AuthorityStatus, Endpoint, NotLeader, OutcomeUnknown, Overloaded
 from remit.client.retry import RetryBudget, RetryPolicy
+from remit.client.retry_loop import AttemptFailure, CallProgress, RetryLoop, ServerRotation
 from remit.law.timing import DRIFT_MAX_PERCENT
 from remit.model.claims import (
     Abandon,
@@ -82,34 +83,16 @@ class RenewalResult(NamedTuple):
     sent_ms: int
 
 
-class _CallProgress:
-    """Progress of one call over its attempts. At most one attempt is in flight at a time."""
+class _SubmitProgress(CallProgress):
+    """Progress of one call; with the operations that it submits, if any."""
 
-    __slots__ = (
-        "budgeted",
-        "deadline_ms",
-        "failures",
-        "followed_hint",
-        "last_reason",
-        "operations",
-        "submitted_ms",
-        "unknown_outcomes",
-    )
+    __slots__ = ("operations", "submitted_ms")
 
     def __init__(
         self, submitted_ms: int, deadline_ms: int, operations: tuple[Operation, ...] = (), *, budgeted: bool = True
     ) -> None:
-        self.submitted_ms, self.deadline_ms, self.operations, self.budgeted = submitted_ms, deadline_ms, operations, budgeted
-        self.failures = 0
-        self.unknown_outcomes = 0
-        self.followed_hint = False
-        self.last_reason = ""
-
-    def record_failure(self, error: EndpointError | TimeoutError) -> None:
-        """Count a failed attempt. The last known reason is kept: an attempt that ends without one does not erase it."""
-        self.failures += 1
-        if isinstance(error, EndpointError) and error.reason:
-            self.last_reason = error.reason
+        super().__init__(deadline_ms, budgeted=budgeted)
+        self.submitted_ms, self.operations = submitted_ms, operations
 
     def exhausted(self, reason: str) -> RetriesExhausted:
         if self.last_reason:
@@ -118,6 +101,18 @@ class _CallProgress:
         return RetriesExhausted(
             reason, operations=self.operations, outcome_unknown=outcome_unknown, submitted_ms=self.submitted_ms
         )
+
+
+def _classify(error: Exception) -> AttemptFailure | None:
+    match error:
+        case NotLeader():
+            return AttemptFailure(error.reason, hint=error.hint)
+        case Overloaded():
+            return AttemptFailure(error.reason, retry_after_ms=error.retry_after_ms)
+        case OutcomeUnknown():
+            return AttemptFailure(error.reason, outcome_unknown=True)
+        case _:
+            return None
 
 
 class AuthorityClient:
@@ -143,15 +138,13 @@ class AuthorityClient:
             raise ValueError("a client needs at least one endpoint")
         self.actor = actor
         self._endpoints = dict(endpoints)
-        self._names = tuple(self._endpoints)
-        self._current = self._names[0]
+        self._servers = ServerRotation(tuple(self._endpoints), self._on_switch)
         self._leader_unknown = True
         """Whether the client has switched endpoints since it last learned which one leads."""
-        self._last_left = ("", 0)
+        self._last_failed = ("", 0)
         """The endpoint it switched away from last, and when."""
         self._world = world
-        self._policy = policy
-        self._budget = RetryBudget() if budget is None else budget
+        self._loop = RetryLoop(self._servers, world.clock, world.randomness, policy, budget, _classify)
         self._status: AuthorityStatus | None = None
         self._status_ms = 0
         self._status_lock = asyncio.Lock()
@@ -277,21 +270,22 @@ class AuthorityClient:
 
     # ------------------------------------------------------------------------------------------------------ one call
 
-    def _start_call(self, deadline_ms: int | None, *, budgeted: bool = True) -> _CallProgress:
-        now_ms = self._world.clock.now_ms()
-        if budgeted:
-            self._budget.on_first_attempt(now_ms)
-        return _CallProgress(
-            now_ms, now_ms + (self._policy.deadline_ms if deadline_ms is None else deadline_ms), budgeted=budgeted
-        )
+    def _start_call(self, deadline_ms: int | None, *, budgeted: bool = True) -> _SubmitProgress:
+        return _SubmitProgress(*self._loop.start(deadline_ms, budgeted=budgeted), budgeted=budgeted)
+
+    async def _retry(self, call: Callable[[Endpoint], Awaitable[T]], progress: _SubmitProgress) -> T:
+        return await self._loop.run(lambda name: call(self._endpoints[name]), progress)
+
+    def _on_switch(self, failed: str) -> None:
+        self._leader_unknown, self._last_failed = True, (failed, self._world.clock.now_ms())
 
     def _new_id(self, status: AuthorityStatus) -> OperationID:
         return operation_id(status.incarnation, status.window, self._world.ids.nonce())
 
-    async def _send(self, progress: _CallProgress) -> list[Verdict]:
+    async def _send(self, progress: _SubmitProgress) -> list[Verdict]:
         return await self._retry(lambda endpoint: self._submit_once(endpoint, progress), progress)
 
-    async def _submit_once(self, endpoint: Endpoint, progress: _CallProgress) -> list[Verdict]:
+    async def _submit_once(self, endpoint: Endpoint, progress: _SubmitProgress) -> list[Verdict]:
         passed_ms = self._world.clock.now_ms() - progress.submitted_ms
         operations = [_with_age(operation, passed_ms) for operation in progress.operations]
         verdicts = list(await endpoint.submit(operations))
@@ -313,19 +307,19 @@ class AuthorityClient:
         return await endpoint.heartbeat_ages(), sent_ms
 
     async def _resubmit_expired(
-        self, progress: _CallProgress, status: AuthorityStatus, verdicts: list[Verdict], expired: Sequence[int]
+        self, progress: _SubmitProgress, status: AuthorityStatus, verdicts: list[Verdict], expired: Sequence[int]
     ) -> list[Verdict]:
         """Submit expired operations once more, under ids of the current window. Only valid if no earlier attempt had any
         effect.
         """
         try:
-            status = await self._recent_status(_CallProgress(progress.submitted_ms, progress.deadline_ms), stale=status)
+            status = await self._recent_status(_SubmitProgress(progress.submitted_ms, progress.deadline_ms), stale=status)
         except RetriesExhausted:
             return verdicts  # they remain correct: these operations were refused
         operations = list(progress.operations)
         for index in expired:
             operations[index] = replace(operations[index], id=self._new_id(status))
-        retry = _CallProgress(progress.submitted_ms, progress.deadline_ms, tuple(operations[index] for index in expired))
+        retry = _SubmitProgress(progress.submitted_ms, progress.deadline_ms, tuple(operations[index] for index in expired))
         retry.failures, retry.last_reason = progress.failures, progress.last_reason
         try:
             answers = await self._send(retry)
@@ -342,65 +336,9 @@ class AuthorityClient:
             verdicts[index] = answer
         return verdicts
 
-    # ------------------------------------------------------------------------------------------------------- retries
-
-    async def _retry(self, call: Callable[[Endpoint], Awaitable[T]], progress: _CallProgress) -> T:
-        """Try one endpoint after another until one answers. Ends with an answer or `RetriesExhausted`, by the deadline."""
-        clock = self._world.clock
-        while (remaining_ms := progress.deadline_ms - clock.now_ms()) > 0:
-            name, retry_after_ms, hinted = self._current, 0, False
-            try:
-                async with clock.timeout_ms(min(self._policy.try_ms, remaining_ms)):
-                    return await call(self._endpoints[name])
-            except (OutcomeUnknown, TimeoutError) as error:
-                progress.record_failure(error)
-                progress.unknown_outcomes += 1
-                self._switch_from(name)
-            except NotLeader as not_leader:
-                progress.record_failure(not_leader)
-                hinted = self._switch_from(name, not_leader.hint)
-            except Overloaded as overloaded:
-                progress.record_failure(overloaded)
-                retry_after_ms = overloaded.retry_after_ms
-                self._switch_from(name)
-            await self._pause(progress, retry_after_ms, hinted)
-        raise progress.exhausted("the deadline passed")
-
-    async def _pause(self, progress: _CallProgress, retry_after_ms: int, hinted: bool) -> None:
-        """Wait before the next attempt, or raise `RetriesExhausted` if there will be none."""
-        now_ms = self._world.clock.now_ms()
-        remaining_ms = progress.deadline_ms - now_ms
-        if progress.failures >= self._policy.attempts_max:
-            raise progress.exhausted(f"{progress.failures} attempts failed")
-        # A leader hint is followed at once, but not twice in a row: two endpoints that point at each other must not cause a
-        # busy loop.
-        progress.followed_hint = hinted and not progress.followed_hint
-        pause_ms = (
-            0
-            if progress.followed_hint
-            else retry_after_ms
-            + self._policy.backoff_ms(progress.failures, remaining_ms - retry_after_ms, self._world.randomness)
-        )
-        if pause_ms >= remaining_ms:
-            raise progress.exhausted("the deadline passes before the next attempt")
-        if progress.budgeted:
-            wait_ms = self._budget.take(now_ms, remaining_ms - 1)
-            if wait_ms is None:
-                raise progress.exhausted("the retry budget is exhausted")
-            pause_ms = max(pause_ms, wait_ms)
-        await self._world.clock.sleep_ms(pause_ms)
-
-    def _switch_from(self, name: str, hint: str = "") -> bool:
-        """Switch away from a failed endpoint; return whether the next one is the hinted leader."""
-        if self._current == name:  # otherwise a concurrent call has switched already; use its choice
-            following = (self._names.index(name) + 1) % len(self._names)
-            self._current = hint if hint in self._endpoints and hint != name else self._names[following]
-            self._leader_unknown, self._last_left = True, (name, self._world.clock.now_ms())
-        return self._current == hint != name
-
     # --------------------------------------------------------------------------------------------------------- status
 
-    async def _recent_status(self, progress: _CallProgress, stale: AuthorityStatus | None = None) -> AuthorityStatus:
+    async def _recent_status(self, progress: _SubmitProgress, stale: AuthorityStatus | None = None) -> AuthorityStatus:
         """Return a status younger than half a window that is not `stale`. Concurrent calls share one request."""
         if (known := self._cached_status(stale)) is not None:
             return known
@@ -432,9 +370,9 @@ class AuthorityClient:
             status = replace(status, window=known.window)  # an endpoint that lags must not move the window back
         # Do not return at once to an endpoint that was just left: a client that cannot reach the leader must not try it before
         # every call.
-        last_left, left_ms = self._last_left
-        if status.leader in self._endpoints and (status.leader != last_left or 2 * (sent_ms - left_ms) >= status.window_ms):
-            self._current = status.leader
+        last_failed, failed_ms = self._last_failed
+        if status.leader in self._endpoints and (status.leader != last_failed or 2 * (sent_ms - failed_ms) >= status.window_ms):
+            self._servers.current = status.leader
         self._leader_unknown = False
         self._status, self._status_ms = status, sent_ms
         return status

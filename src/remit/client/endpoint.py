@@ -71,7 +71,7 @@ class Endpoint(Protocol):
         """
         ...
 
-    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+    async def heartbeat(self, heartbeats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
         """Renew the leases of many agents at once, each with its node's complete state; one result each, as in `renew`."""
         ...
 
@@ -159,14 +159,14 @@ class InProcessEndpoint:
     async def renew(self, actor: Actor, /) -> bool:
         return await self._target.renew(actor if self._by_reference else _actor_decoder.decode(msgspec.json.encode(actor)))
 
-    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+    async def heartbeat(self, heartbeats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
         return await self._target.heartbeat(
-            beats if self._by_reference else _heartbeat_decoder.decode(msgspec.json.encode(list(beats)))
+            heartbeats if self._by_reference else _heartbeat_decoder.decode(msgspec.json.encode(list(heartbeats)))
         )
 
     async def heartbeat_ages(self) -> HeartbeatReport:
-        heard = await self._target.heartbeat_ages()
-        return heard if self._by_reference else _heartbeat_ages_decoder.decode(msgspec.json.encode(heard))
+        report = await self._target.heartbeat_ages()
+        return report if self._by_reference else _heartbeat_ages_decoder.decode(msgspec.json.encode(report))
 
     async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
         states = await self._target.node_states(nodes)

@@ -63,11 +63,11 @@ class ExecClientSession:
         """
         if self.reply is None:
             raise RuntimeError("this session is not open; open one with `Api.exec`")
-        ear = ExecFrameReader()
+        reader = ExecFrameReader()
         try:
             async with aclosing(self.reply.chunks()) as chunks:
                 async for chunk in chunks:
-                    for frame in ear.feed(chunk):
+                    for frame in reader.feed(chunk):
                         if self._is_output(frame):
                             yield frame
                         if self.over is not None:

@@ -36,8 +36,10 @@ REJECTION_BACKOFF_MS: Final = 1_000
 REJECTION_BACKOFF_MS_MAX: Final = 60_000
 """Initial and maximum backoff for a server that rejects the token."""
 
-MAYBE_STARTED: Final = frozenset({"timeout", "fault"})
-"""Problem codes which mean that the request may have been started, even with a status in `NOT_STARTED`."""
+MAYBE_STARTED: Final = frozenset({"timeout", "internal_error", "fault"})
+"""Problem codes which mean that the request may have been started, even with a status in `NOT_STARTED`. Servers of the previous
+version send `fault` for `internal_error`.
+"""
 
 
 class ServerRejection(NamedTuple):

@@ -14,6 +14,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from remit.client.retry_loop import ServerRotation
 from remit.store.protocol import (
     PAGE_ROWS_MAX,
     Commit,
@@ -98,10 +99,7 @@ class RemoteStore:
     """
 
     def __init__(self, link: Link, names: Sequence[str]) -> None:
-        if not names:
-            raise ValueError("no server given; a remote store needs at least one")
-        self._link, self._names = link, tuple(names)
-        self._current = 0
+        self._link, self._servers = link, ServerRotation(names)
 
     async def get(self, key: str) -> Row | None:
         page = await self._page(RangeRequest(key=key))
@@ -126,31 +124,30 @@ class RemoteStore:
         """Do nothing: the link is closed by its owner."""
 
     async def _page(self, request: RangeRequest) -> Page:
+        server = self._servers.current
         try:
-            page = _page_decoder.decode(await self._link.request(self._names[self._current], _encode(request)))
+            page = _page_decoder.decode(await self._link.request(server, _encode(request)))
         except LinkError as error:
-            self.rotate()
+            self._servers.switch_from(server)
             raise Unavailable(error.cause) from error
         except _DECODE_ERRORS as error:
-            self.rotate()
+            self._servers.switch_from(server)
             raise Unavailable(f"the reply cannot be decoded ({error})") from error
         if page.why is not None:
             raise _error_from(page.why)
         return Page(tuple(Row(key, _decode_value(raw) or b"", at) for key, raw, at in page.rows), page.revision, page.more)
 
-    def rotate(self) -> None:
-        self._current = (self._current + 1) % len(self._names)
-
     async def events(self, request: WatchRequest) -> AsyncGenerator[WatchEvent, None]:
+        server = self._servers.current
         try:
-            async with aclosing(self._link.stream(self._names[self._current], _encode(request))) as lines:
+            async with aclosing(self._link.stream(server, _encode(request))) as lines:
                 async for line in lines:
                     yield _decode_event(_event_decoder.decode(line))
         except LinkError as error:
-            self.rotate()
+            self._servers.switch_from(server)
             raise Unavailable(error.cause) from error
         except _DECODE_ERRORS as error:
-            self.rotate()
+            self._servers.switch_from(server)
             raise Unavailable(f"an event cannot be decoded ({error})") from error
         raise Unavailable("the server ended the watch")
 

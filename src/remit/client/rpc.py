@@ -18,6 +18,7 @@ from typing import Final, Literal
 import msgspec
 
 from remit.client.endpoint import AuthorityStatus, Endpoint, EndpointError, NotLeader, OutcomeUnknown, Overloaded
+from remit.client.retry_loop import ServerRotation
 from remit.model.claims import Actor, Operation, Verdict
 from remit.model.objects import dec_hook, enc_hook
 from remit.model.wire.agent_messages import (
@@ -115,17 +116,17 @@ class EndpointStub:
             raise OutcomeUnknown("the reply belongs to another kind of call")
         return held[0]
 
-    async def heartbeat(self, beats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
-        held = (await self._call(_encoder.encode(EndpointCall(beats=tuple(beats))))).held
-        if held is None or len(held) != len(beats):
+    async def heartbeat(self, heartbeats: Sequence[NodeHeartbeat], /) -> Sequence[bool]:
+        held = (await self._call(_encoder.encode(EndpointCall(beats=tuple(heartbeats))))).held
+        if held is None or len(held) != len(heartbeats):
             raise OutcomeUnknown("the reply belongs to another kind of call")
         return held
 
     async def heartbeat_ages(self) -> HeartbeatReport:
-        heard = (await self._call(_HEARTBEAT_AGES_CALL)).heard
-        if heard is None:
+        report = (await self._call(_HEARTBEAT_AGES_CALL)).heard
+        if report is None:
             raise OutcomeUnknown("the reply belongs to another kind of call")
-        return heard
+        return report
 
     async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
         states = (await self._call(_encoder.encode(EndpointCall(states=tuple(nodes))))).states
@@ -232,26 +233,25 @@ def material_source(link: Link, servers: Sequence[str], clock: Clock) -> Materia
     """Return a function that fetches secret material from the servers, switching to the next after a failure. It raises
     `LinkError`.
     """
-    current = 0
+    rotation = ServerRotation(servers)
 
     async def fetch(request: SecretMaterialRequest) -> SecretMaterial:
-        nonlocal current
-        name = servers[current % len(servers)]
+        name = rotation.current
         try:
             async with clock.timeout_ms(MATERIAL_TIMEOUT_MS):
                 return decode_material(await link.request(name, msgspec.json.encode(request)))
         except TimeoutError:
-            current += 1
+            rotation.switch_from(name)
             raise ReplyLost(
                 f"{name} has not answered for {MATERIAL_TIMEOUT_MS // 1000} s", "no action needed: the request is retried"
             ) from None
         except msgspec.DecodeError as error:
-            current += 1
+            rotation.switch_from(name)
             raise ReplyLost(
                 f"{name} sent a reply that cannot be decoded ({error})", "check that both sides run the same version"
             ) from None
         except LinkError:
-            current += 1
+            rotation.switch_from(name)
             raise
 
     return fetch
@@ -263,23 +263,22 @@ def order_feed(
     """Return a function that streams orders for nodes. Each call opens one stream; after its end the next call uses the next
     server. It raises `LinkError`.
     """
-    current = 0
+    rotation = ServerRotation(servers)
 
     async def feed(nodes: Sequence[str]) -> AsyncGenerator[AssignmentsUpdate, None]:
-        nonlocal current
-        name = servers[current % len(servers)]
+        name = rotation.current
         try:
             async with aclosing(link.stream(name, msgspec.json.encode(AssignmentsRequest(tuple(nodes), callback)))) as lines:
                 async for line in lines:
                     yield decode_assignments(line)
         except (msgspec.DecodeError, ValueError) as error:
-            current += 1
+            rotation.switch_from(name)
             raise ReplyLost(
                 f"{name} sent orders that cannot be decoded ({error})", "check that both sides run the same version"
             ) from error
         except LinkError:
-            current += 1
+            rotation.switch_from(name)
             raise
-        current += 1
+        rotation.switch_from(name)
 
     return feed

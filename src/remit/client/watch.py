@@ -140,16 +140,16 @@ class Watcher(Generic[T]):
     async def events(self, after: ListResult[T] | int | None = None) -> AsyncGenerator[WatchUpdate[T], None]:
         """Yield events for ever. Raises `Unanswered` if the first list fails, and `ApiError` if the server refuses."""
         synced = self._resume_after(after)
-        begun = synced
+        has_synced = synced
         while True:
             if not synced:
                 try:
                     async with aclosing(self._relist()) as differences:
                         async for event in differences:
                             yield event
-                    synced = begun = True
+                    synced = has_synced = True
                 except Unanswered as error:
-                    if not begun:
+                    if not has_synced:
                         raise
                     await self._back_off(error.reason)
                     continue

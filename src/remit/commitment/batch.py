@@ -244,7 +244,7 @@ def prepare(base: BatchBase, operations: Sequence[Operation], known_errors: Mapp
         elif isinstance(operation.claim, Abandon):
             result = _abandon(base, draft, operation, operation.claim.operation, entries)
         elif known_errors and id_ in known_errors:
-            result = Refused(Code.FAULT, known_errors[id_])
+            result = Refused(Code.INTERNAL_ERROR, known_errors[id_])
         else:
             try:
                 result = decide(draft, operation)

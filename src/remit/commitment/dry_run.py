@@ -26,7 +26,7 @@ def dry_run(authority: Authority, actor: Actor, claims: Sequence[AnyClaim]) -> l
         try:
             result = decide(draft, Operation(OperationID(""), actor, claim, Evidence()))
         except Exception as error:  # noqa: BLE001 - any bug of ours: the draft may be half written
-            results.append(DryRunResult(Refused(Code.FAULT, f"{type(error).__name__}: {error}")))
+            results.append(DryRunResult(Refused(Code.INTERNAL_ERROR, f"{type(error).__name__}: {error}")))
             draft = authority.batch_base().draft()
             continue
         name = _subject_key(claim)

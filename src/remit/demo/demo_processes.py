@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from remit.agent.setup import AgentDirectory
+from remit.agent.directory import AgentDirectory
 from remit.cli.local.daemon_options import AGENT_DIRECTORY, SERVER_DIRECTORY, TOKEN_FILE, URL_FILE
 from remit.cli.session.token_files import ensure_issued_token
 from remit.client.api import Api

@@ -375,7 +375,8 @@ LABEL_VALUES: Final = {
     "phase": "phases of [the lifecycle](lifecycle.md)",
     "reason": "codes of [refusals](refusals.md), or `queued`; for evictions, the transition",
     "code": "codes of [refusals](refusals.md); for HTTP, codes of [the API](api.md)",
-    "did": "[operations](operations.md); `move NAME` for a transition",
+    "operation": "[operations](operations.md); `move NAME` for a transition",
+    "did": "same as `operation`; deprecated, gone in the next minor version",
     "route": "the `operationId` of the route in `/openapi.json`; `none` for an unknown path",
     "method": "GET, HEAD, POST, PUT, PATCH, DELETE, `other`",
     "status_class": "`2xx` to `5xx`; `gone` if the client disconnected",
@@ -397,6 +398,7 @@ def metrics() -> str:
             if metric.component == part
         ]
         parts += [title, table(("metric", "type", "labels", "meaning"), rows)]
+    former = sorted((metric.name, metric.former_name) for metric in METRICS.values() if metric.former_name)
     return page(
         "Metrics",
         "src/remit/serve/metrics/exposition.py",
@@ -409,6 +411,9 @@ def metrics() -> str:
         "included.",
         "[deploy/prometheus](../deploy/prometheus) contains a scrape configuration, alerts and a Grafana dashboard.",
         *parts,
+        "## Former names",
+        "These metrics are also exposed under their former names until the next minor version.",
+        table(("former name", "name"), ((code(old), code(new)) for new, old in former)),
         "## Labels",
         table(("label", "values"), ((code(name), values) for name, values in LABEL_VALUES.items())),
     )

@@ -80,5 +80,5 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.VICTIMS: Refusal("preemption victims have not been released yet, or may not be preempted", "victims released"),
     Code.OVERRIDE: Refusal("an override forbids this placement", "override ended"),
     Code.LIMIT: Refusal("a limit of the scope or of the tenant is reached", "delete objects that count toward it, or wait"),
-    Code.FAULT: Refusal("an internal check failed, which is a bug; nothing changed", "report it", never=True),
+    Code.INTERNAL_ERROR: Refusal("an internal check failed, which is a bug; nothing changed", "report it", never=True),
 }

@@ -402,7 +402,12 @@ class Code(StrEnum):
     VICTIMS = "victims"
     OVERRIDE = "override"
     LIMIT = "limit"
-    FAULT = "fault"
+    INTERNAL_ERROR = "internal_error"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Code | None:
+        """Accept the name that `internal_error` had before: peers of the previous version send it, and rows may contain it."""
+        return cls.INTERNAL_ERROR if value == "fault" else None
 
 
 class Accepted(Struct, frozen=True, omit_defaults=True, tag_field="verdict", tag="accepted", gc=False):

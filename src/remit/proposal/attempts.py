@@ -498,7 +498,7 @@ class Attempts:
                     False,
                 )
             case AttemptShortage.PLUGIN:
-                return Code.FAULT, frozenset({("node",)}), attempt.error, False
+                return Code.INTERNAL_ERROR, frozenset({("node",)}), attempt.error, False
             case AttemptShortage.CAPACITY | AttemptShortage.NONE:
                 return self._placement_reason(key, attempt.work_class, attempt.survey_at_end)
 
@@ -511,7 +511,7 @@ class Attempts:
         try:
             never = not could_ever_fit(self._kernel, work_class)
         except PluginError as error:
-            return Code.FAULT, frozenset({("node",)}), str(error), False
+            return Code.INTERNAL_ERROR, frozenset({("node",)}), str(error), False
         unblock_events: set[Hashable] = {self._unblock_key(event, key) for event in funnel.unblock_events()}
         if key.gang or funnel.fits:
             # Some members fit, so more free capacity may be enough for all.

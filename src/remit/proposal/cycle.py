@@ -517,7 +517,7 @@ class Cycle:
                 if queue is not None:
                     queues[queue] = None
         for queue in queues:
-            self.backlog.back_off(queue, Code.FAULT, now_ms)
+            self.backlog.back_off(queue, Code.INTERNAL_ERROR, now_ms)
 
     def step_down(self) -> None:
         """Ends the term: drops all assumptions, and ignores verdicts that arrive later."""

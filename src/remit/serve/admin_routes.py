@@ -26,8 +26,7 @@ from remit.model.objects import decode
 from remit.model.wire.api_types import OPERATION_HEADER, RotateAnswer
 from remit.serve.auth.access_control import forbidden
 from remit.serve.http.replies import ApiProblem, unavailable
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import Parameter, ResponseSpec, Route
+from remit.serve.http.routes import Parameter, RequestContext, ResponseSpec, Route
 from remit.serve.http.streams import StreamResponse
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
@@ -45,13 +44,13 @@ _SCAN_ROWS: Final = 500
 
 
 async def rotate(request: RequestContext, server: ServerContext) -> Response:
-    async with server.rotation_lock:
+    async with server.auth.rotation_lock:
         added = request.query["newKey"] and await _add_key(server, request.headers.get(OPERATION_HEADER.lower(), ""))
         answer = await _reseal(request, server, request.query["after"])
         if request.query["forget"] and not answer.after and await _only_primary_key_in_use(server):
-            await server.world.offload(server.keyring.forget_old_keys)
-    keys = tuple(key.id for key in server.keyring.sealing_keys.keys)
-    return json_response(replace(answer, key=server.keyring.sealing_keys.primary_id, made=bool(added), keys=keys))
+            await server.world.offload(server.auth.keyring.forget_old_keys)
+    keys = tuple(key.id for key in server.auth.keyring.sealing_keys.keys)
+    return json_response(replace(answer, key=server.auth.keyring.sealing_keys.primary_id, made=bool(added), keys=keys))
 
 
 async def _only_primary_key_in_use(server: ServerContext) -> bool:
@@ -59,7 +58,7 @@ async def _only_primary_key_in_use(server: ServerContext) -> bool:
     may still be on their way to the store, so wait for them, up to `OLD_KEY_WRITES_MS_MAX`.
     """
     until_ms = server.clock.now_ms() + OLD_KEY_WRITES_MS_MAX
-    while not server.keyring.old_keys_unused:
+    while not server.auth.keyring.old_keys_unused:
         if server.clock.now_ms() >= until_ms:
             return False
         await server.clock.sleep_ms(_POLL_MS)
@@ -70,11 +69,11 @@ async def _add_key(server: ServerContext, operation: str) -> bool:
     """Add a key, unless a rotation is still under way. `operation` identifies the request: a retry after a lost answer adds no
     second key.
     """
-    if (operation and operation == server.keyring.newest_key_operation) or await _next_to_reseal(server, "") is not None:
+    if (operation and operation == server.auth.keyring.newest_key_operation) or await _next_to_reseal(server, "") is not None:
         return False
     try:
-        await server.world.offload(server.keyring.add_key)
-        server.keyring.newest_key_operation = operation
+        await server.world.offload(server.auth.keyring.add_key)
+        server.auth.keyring.newest_key_operation = operation
     except ValueError as error:
         cure = "forget keys that no secret and no backup needs any more: remit secrets rotate --forget"
         raise ApiProblem(409, "limit", str(error), cure=cure) from None
@@ -100,7 +99,7 @@ async def _next_to_reseal(server: ServerContext, after: str) -> Row | None:
     while True:
         page = await server.store.range(SECRET_PREFIX, after=after, limit=_SCAN_ROWS)
         for row in page.rows:
-            if server.keyring.sealing_keys.needs_resealing(_decode_secret(row)):
+            if server.auth.keyring.sealing_keys.needs_resealing(_decode_secret(row)):
                 return row
         if not page.more:
             return None
@@ -111,7 +110,7 @@ async def _reseal_one(request: RequestContext, server: ServerContext, name: str)
     """Reseal one secret with the primary key. A concurrent writer seals with the primary key as well, which also counts. False:
     not possible, because the secret is being deleted or a value cannot be unsealed.
     """
-    client, seals = server.client(request.actor), server.keyring.sealing_keys
+    client, seals = server.authority.client(request.actor), server.auth.keyring.sealing_keys
     for _ in range(_TRIES_MAX):
         row = await server.store.get(name)
         if row is None or not seals.needs_resealing(_decode_secret(row)):
@@ -182,7 +181,7 @@ async def backup(request: RequestContext, server: ServerContext) -> Response:
             f"a backup needs {need} bytes next to the store, but only {free} are free",
             cure="free disk space in the data directory",
         )
-    return StreamResponse(_backup_stream(server, store), server, media=BACKUP_MEDIA)
+    return StreamResponse(_backup_stream(server, store), server.streams, media=BACKUP_MEDIA)
 
 
 async def _backup_stream(server: ServerContext, store: SqliteStore) -> AsyncGenerator[bytes, None]:
@@ -194,7 +193,7 @@ async def _backup_stream(server: ServerContext, store: SqliteStore) -> AsyncGene
         head = copy.head
         label = BackupLabel(
             version=__version__,
-            scope=server.scope,
+            scope=server.authority.scope,
             incarnation="" if head is None else head.incarnation,
             epoch=0 if head is None else head.epoch,
             sequence=0 if head is None else head.sequence,

@@ -20,9 +20,10 @@ from typing import Any
 
 from aiohttp import web
 
+from remit.agent.directory import AgentDirectory
 from remit.agent.keeper.journal import Journal
 from remit.agent.keeper.protocol import ProcessRecord
-from remit.agent.setup import AgentDirectory, build_secret_files
+from remit.agent.setup import build_secret_files
 from remit.assembly import build_controllers, build_scheduler, run_server
 from remit.cli.local.down import stop_keeper
 from remit.client.authority_client import AuthorityClient

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from remit.agent.setup import AgentDirectory
+from remit.agent.directory import AgentDirectory
 
 REMIT = str(Path(sys.executable).parent / "remit")
 BEAT = "200ms"

@@ -15,8 +15,17 @@ from typing import Any
 import pytest
 
 from remit.world.clock import BootClock
-from remit.world.interfaces import ExitStatus, Limits, NotStarted, ProcessHandle, ProcessSpec
-from remit.world.process.exec_session import CommandOutput, ExecSession, ProcessExecSession, PtySize
+from remit.world.interfaces import (
+    CommandOutput,
+    ExecSession,
+    ExitStatus,
+    Limits,
+    NotStarted,
+    ProcessHandle,
+    ProcessSpec,
+    PtySize,
+)
+from remit.world.process.exec_session import ProcessExecSession
 from remit.world.process.runner import ProcessRunner
 from tests.contracts.worlds import remove_groups
 

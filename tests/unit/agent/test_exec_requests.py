@@ -16,9 +16,8 @@ from remit.agent.attempts import AttemptId
 from remit.agent.callbacks import CallbackRejected, ExecService, RunningAttempt
 from remit.model.wire.agent_messages import ExecInputRequest, ExecRequest
 from remit.model.wire.exec_frames import ExecExit, ExecFrameType, ExecRejected, ExecStart, TerminalSize
-from remit.world.interfaces import ExitStatus, NotStarted, ProcessHandle, ProcessSpec
-from remit.world.process.exec_session import CommandOutput, ExecSession
-from remit.world.process.exec_session import PtySize as Size
+from remit.world.interfaces import CommandOutput, ExecSession, ExitStatus, NotStarted, ProcessHandle, ProcessSpec
+from remit.world.interfaces import PtySize as Size
 from tests.unit.world.virtual_world import NoRunner, run_virtually, virtual_world
 
 KEY, UID = "replica/t/a-0", "u1"

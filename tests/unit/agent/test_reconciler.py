@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from remit.agent.assignments import Assignments, generation_name
 from remit.agent.attempts import AttemptId
 from remit.agent.keeper.protocol import ProcessRecord
-from remit.agent.preparation import PreparationProgress
+from remit.agent.preparation.preparer import PreparationProgress
 from remit.agent.probes import ProcessHealth
 from remit.agent.reconciler import (
     AgentAction,
@@ -153,7 +153,7 @@ def test_node_without_lease_reports_and_starts_nothing(phase: Phase) -> None:
 
 def test_fenced_start_of_another_agent_is_reported_gone() -> None:
     """A killed agent may have requested it, and the silence since then is unknown."""
-    assert Bench(Phase.STARTING).only_report() == ("crash", "gone")
+    assert Bench(Phase.STARTING).only_report() == ("crash", "start abandoned")
     eager = Bench(Phase.STARTING, kind="service")
     assert [type(action) for action in eager.actions()] == [StartAction]
 
@@ -163,7 +163,7 @@ def test_start_older_than_fence_is_reported_gone() -> None:
     bench.reconciler.on_lease_renewed(NOW_MS)
     assert bench.only_report() == ("start", "")
     bench.phase(Phase.STARTING)
-    assert bench.only_report(NOW_MS + 1_000) == ("crash", "gone")
+    assert bench.only_report(NOW_MS + 1_000) == ("crash", "start abandoned")
     bench.reconciler.on_lease_renewed(NOW_MS + 500)
     assert [type(action) for action in bench.actions(NOW_MS + 1_200)] == [StartAction]
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from remit.agent.attempts import AttemptId
-from remit.agent.preparation import (
+from remit.agent.preparation.preparer import (
     MATERIAL_WAIT_MS,
     NotPrepared,
     PreparationContext,

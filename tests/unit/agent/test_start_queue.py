@@ -8,11 +8,15 @@ from typing import Any
 from remit.agent.assignments import REPORTED_MAX, SANDBOX_SETUP_MS, WAITING_FOR_SLOT, StartQueue, slot_hold_ms
 from remit.agent.attempts import AttemptId
 from remit.agent.heartbeat import HeartbeatSender
-from remit.agent.hosted_node import HostedNode
+from remit.agent.hosted_node import HostedNode, HostedNodeSpec
 from remit.agent.run_spec import NodeSettings
+from remit.agent.runtime import AgentRuntime
 from remit.client.lease_holder import LeaseHold
 from remit.model.claims import Actor, Role
+from remit.model.kinds import Node, NodeSpec
+from remit.model.metadata import Metadata
 from remit.model.records import Phase
+from remit.model.resources import Amount
 from remit.world.interfaces import ProcessSpec
 from tests.unit.agent.test_reconciler import COPY, TEMPO, Bench
 from tests.unit.world.virtual_world import virtual_world
@@ -85,10 +89,12 @@ def test_heartbeat_reports_waiting_attempt_until_it_drains(tmp_path: Path) -> No
     bench, queue = Bench(Phase.STARTING), StartQueue(0)
     node = HostedNode(NodeSettings("n1", "local", tmp_path, tmp_path, sandbox=False), TEMPO, None)
     node.lease_hold = LeaseHold(Actor("a", Role.AGENT, "agent/n1", 1), 1_000, 0)
-    sender = HeartbeatSender(
-        virtual_world(), unused, unused, bench.orders, {"n1": node}, unused, queue,
-        name="a", timing=TEMPO, enqueue=print, log=print,
-    )  # fmt: skip
+    spec = HostedNodeSpec(
+        Node(metadata=Metadata(name="n1"), spec=NodeSpec(region="eu", zone="a", capacity=Amount())), node.settings
+    )
+    runtime = AgentRuntime(virtual_world(), [spec], name="a", timing=TEMPO)
+    runtime.assignments, runtime.nodes, runtime.start_queue = bench.orders, {"n1": node}, queue
+    sender = HeartbeatSender(runtime, unused, unused, unused)
     assert not queue.may_start(COPY, "n1")
 
     def reported() -> list[tuple[str, str]]:

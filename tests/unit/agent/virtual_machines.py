@@ -18,15 +18,16 @@ from remit.agent.keeper.protocol import KeeperMessage, KeeperReply, ProcessRecor
 from remit.world.interfaces import (
     DiskError,
     DiskFull,
+    ExecSession,
     ExitStatus,
     IsolationSupport,
     NotStarted,
     ProcessHandle,
     ProcessSpec,
+    PtySize,
     Usage,
     World,
 )
-from remit.world.process.exec_session import ExecSession, PtySize
 from tests.unit.world.virtual_world import VirtualClock, virtual_world
 
 NODE = "n1"

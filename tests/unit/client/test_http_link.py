@@ -109,7 +109,8 @@ def test_unauthorized_client_backs_off_and_logs_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "code"), [(500, "fault"), (500, ""), (502, ""), (504, "timeout"), (503, "timeout"), (200 + 9, "")]
+    ("status", "code"),
+    [(500, "internal_error"), (500, "fault"), (500, ""), (502, ""), (504, "timeout"), (503, "timeout"), (200 + 9, "")],
 )
 def test_error_of_possibly_processed_request_is_reply_lost(status: int, code: str) -> None:
     async def scene() -> None:

@@ -6,11 +6,12 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 
 from remit.client.endpoint import AuthorityStatus, Endpoint, EndpointError, NotLeader, OutcomeUnknown, Overloaded
 from remit.client.rpc import EndpointService, EndpointStub, UnreadableRequest
-from remit.model.claims import Accepted, Actor, Bind, Operation, OperationID, Verdict
+from remit.model.claims import Accepted, Actor, Bind, Code, Operation, OperationID, Refused, Verdict
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 from remit.world.interfaces import LinkError, NotSent, ReplyLost, Service
 from tests.unit.client.fake_authority import ACTOR, BIND, FakeAuthority
@@ -207,3 +208,9 @@ def test_stream_call_is_refused_with_cure() -> None:
             await anext(EndpointService(FakeAuthority(virtual_world())).stream(b""))
 
     run_virtually(scene())
+
+
+def test_refusal_code_of_the_previous_version__read_as_its_present_name() -> None:
+    verdict = msgspec.json.decode(b'{"verdict":"refused","code":"fault"}', type=Refused)
+    assert verdict.code is Code.INTERNAL_ERROR
+    assert msgspec.json.encode(verdict) == b'{"verdict":"refused","code":"internal_error"}'

@@ -348,9 +348,3 @@ def test_blocking_client_returns_same_results() -> None:
         events.close()
         left = api.watch(Config)  # left open: closing the client closes it
         assert isinstance(next(left), Changed)
-
-
-def test_every_api_call_has_blocking_variant() -> None:
-    interactive = {"exec"}  # both sides send at any time, which a blocking call cannot
-    public = ({name for name in vars(Api) if not name.startswith("_")} | {"tenant"}) - interactive
-    assert public == {name for name in vars(BlockingApi) if not name.startswith("_")}

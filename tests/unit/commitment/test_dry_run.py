@@ -42,5 +42,5 @@ async def test_exception_while_deciding_is_fault_of_that_claim_only(scope: Scope
         patch.setattr(dry_run_module, "decide", broken)
         found = dry_run(scope.lead.authority, OPERATOR, [Apply(workload("bad")), Apply(workload("good"))])
     first = found[0].result
-    assert isinstance(first, Refused) and first.code is Code.FAULT
+    assert isinstance(first, Refused) and first.code is Code.INTERNAL_ERROR
     assert found[1].result == 1

@@ -59,7 +59,7 @@ def test_exception_in_one_claim_is_fault_and_batch_is_decided(monkeypatch: pytes
         verdicts = await scope.send(operations)
         assert isinstance(verdicts, list)
         assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted]
-        assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.FAULT
+        assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.INTERNAL_ERROR
         assert "half way through" in verdicts[1].detail
         assert "workload/t1/poison" not in await scope.dump(), "its partial changes are dropped"
         assert (await scope.send([operations[1]])) == [verdicts[1]], "a retry gets the same answer, without a crash"
@@ -79,7 +79,7 @@ def test_oversized_row_is_fault_of_its_own_operation_only(monkeypatch: pytest.Mo
         verdicts = await scope.send(operations)
         assert isinstance(verdicts, list)
         assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted]
-        assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.FAULT
+        assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.INTERNAL_ERROR
         await scope.must(USER, Apply(workload("later")))
 
     run_test()
@@ -131,7 +131,7 @@ async def test_undecodable_row_is_fault_and_batch_is_decided(scope: Scope) -> No
     assert isinstance(verdicts, list)
     assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted, Refused, Accepted]
     for verdict, name in zip(verdicts[1::2], ("decision/t1/d", "event/e"), strict=True):
-        assert isinstance(verdict, Refused) and verdict.code is Code.FAULT
+        assert isinstance(verdict, Refused) and verdict.code is Code.INTERNAL_ERROR
         assert verdict.detail.startswith(f"{name} cannot be stored: the row would not decode: ")
     assert await scope.send(operations) == verdicts, "each has one outcome in any batch"
     await scope.take_over()
@@ -218,7 +218,7 @@ def test_several_faulty_claims_are_refused_and_rest_decided_once(monkeypatch: py
         verdicts = await scope.ask(USER, *(Apply(thing) for thing in things))
         assert [verdict.code if isinstance(verdict, Refused) else None for verdict in verdicts] == [
             None,
-            *[Code.FAULT] * 3,
+            *[Code.INTERNAL_ERROR] * 3,
             None,
         ]
         assert isinstance(verdicts[1], Refused) and verdicts[1].detail == "LookupError: our own"

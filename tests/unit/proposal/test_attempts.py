@@ -74,7 +74,7 @@ def test_filter_with_wrong_result_blocks_only_its_own_work(nonsense: str) -> Non
         await create_pending(m.scope, "fine", 2)
         await m.settle()
         assert sorted(m.where()) == ["fine-0", "fine-1"]
-        assert m.reason("odd-0") == Code.FAULT
+        assert m.reason("odd-0") == Code.INTERNAL_ERROR
         assert any("theirs" in one.detail for one in m.decisions("waiting"))
 
     run_with(test, filters=[third_party(NONSENSE[nonsense])])
@@ -101,7 +101,7 @@ def test_failing_score_blocks_only_its_own_work(where: str) -> None:
     async def test(m: CycleFixture) -> None:
         await create_pending(m.scope, "a", 2)
         await m.settle()
-        assert m.reason("a-0") == Code.FAULT
+        assert m.reason("a-0") == Code.INTERNAL_ERROR
 
     run_with(test, scores=(*DEFAULT_SCORES, plugin))
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from remit.world.files.artifacts import FileArtifactFetcher
 from remit.world.files.disk import FileDisk
 from remit.world.interfaces import (
+    ExecSession,
     ExitStatus,
     HostInventory,
     IsolationSupport,
@@ -23,11 +24,11 @@ from remit.world.interfaces import (
     ProbeResult,
     ProcessHandle,
     ProcessSpec,
+    PtySize,
     Service,
     Usage,
     World,
 )
-from remit.world.process.exec_session import ExecSession, PtySize
 from remit.world.randomness import SeededRandomness
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from remit.agent.attempts import AttemptId, attempt_from_env, is_attempt_name
+from remit.agent.attempts import START_TOO_LATE, AttemptId, attempt_from_env, is_attempt_name
 from remit.agent.keeper.journal import GroupCommitWriter, Journal, tombstone
 from remit.agent.keeper.log_retention import LogRetention
 from remit.agent.keeper.protocol import (
@@ -41,7 +41,7 @@ from remit.agent.keeper.protocol import (
     decode_message,
     encode,
 )
-from remit.world.interfaces import DiskError, ExitStatus, NotStarted, ProcessHandle, World, WorldError
+from remit.world.interfaces import DiskError, ExitStatus, NotStarted, ProcessHandle, StartTooLate, World, WorldError
 
 DEADLINE_CHECK_MS: Final = 1_000
 """Interval between two checks of the fencing deadlines while any exist. A deadline that is nearer is checked when it comes."""
@@ -230,12 +230,11 @@ class Keeper:
         try:
             if self._remaining_ms(record) <= 0:
                 cause = "its fencing deadline passed while it was being started"
-                raise NotStarted(cause, "nothing to do: it is scheduled again")
+                raise StartTooLate(cause, "nothing to do: it is scheduled again")
             process = await self._world.runner.start(message.order._replace(not_after_ms=self._deadline_ms(record)))
         except NotStarted as error:
-            record = replace(
-                record, ended=ExitStatus(), ended_ms=self._world.clock.now_ms(), failed=error.cause, cure=error.cure
-            )
+            why, now_ms = START_TOO_LATE if isinstance(error, StartTooLate) else "", self._world.clock.now_ms()
+            record = replace(record, ended=ExitStatus(), ended_ms=now_ms, failed=error.cause, cure=error.cure, why=why)
             await self._update_record(record)
             return record
         record = replace(record, pid=process.pid, began=process.start_time, group=process.group)

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from remit.agent.setup import AgentDirectory
+from remit.agent.directory import AgentDirectory
 from remit.cli.session.token_files import ensure_issued_token
 from remit.client.api import Api
 from remit.model.kinds import Node, NodeHealth, TokenRole

@@ -31,7 +31,7 @@ from remit.world.net.tls import Trust
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
-    from remit.agent.setup import AgentDirectory
+    from remit.agent.directory import AgentDirectory
     from remit.client.authority_client import AuthorityClient
     from remit.client.endpoint import AuthorityStatus
     from remit.client.http_link import ScopeConnection
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from remit.world.structured_log import LogFormat, LogLevel
 
 CALLBACK_ENDPOINT: Final = "logs"
-PORT_TRIES: Final = 5
 RETRY_MS: Final = 1_000
 ANSWER_TIMEOUT_MS: Final = 3_000
 UNAUTHENTICATED: Final = 401
@@ -204,7 +203,7 @@ class _AgentConfig:
 
 
 async def _run(config: _AgentConfig) -> None:
-    from remit.agent.setup import AgentDirectory
+    from remit.agent.directory import AgentDirectory
     from remit.client.http_link import connect
     from remit.world.interfaces import DiskError, FileBusy, WorldError
     from remit.world.production import production
@@ -442,8 +441,9 @@ def keeper_process_spec(directory: AgentDirectory, bounds: str = "") -> ProcessS
 
 
 async def _on_shutdown(config: _AgentConfig, directory: AgentDirectory, agent_: Agent, world: World) -> None:
+    from remit.agent.directory import KEEPER
     from remit.agent.keeper.protocol import KeeperClient
-    from remit.agent.setup import KEEPER, build_secret_files
+    from remit.agent.setup import build_secret_files
     from remit.world.interfaces import LinkError
 
     count = agent_.running_attempts()

@@ -21,7 +21,7 @@ from remit.model.problems import escaped
 from remit.model.resources import parse_duration
 
 if TYPE_CHECKING:
-    from remit.agent.setup import AgentDirectory
+    from remit.agent.directory import AgentDirectory
     from remit.world.interfaces import Disk, World
 
 STOP_TIMEOUT_MS: Final = 60_000
@@ -83,8 +83,9 @@ async def stop_agent(root: Path, world: World, *, with_work: bool = True) -> lis
     """Stop the agent of a directory. With `with_work`, also its keeper and all replicas, including those left by a killed
     keeper. Returns a line of text for each stopped process.
     """
+    from remit.agent.directory import AgentDirectory
     from remit.agent.keeper.protocol import is_locked
-    from remit.agent.setup import AgentDirectory, build_secret_files
+    from remit.agent.setup import build_secret_files
     from remit.world.process.procfs import send_termination, watch_process
 
     directory, lines = AgentDirectory(root), list[str]()
@@ -190,8 +191,8 @@ async def stop_keeper(root: Path, grace_ms: int) -> str:
     """Stop all replicas of a directory and its keeper, including replicas left by a killed keeper. Returns the outcome as text;
     raises ClickException if something does not stop.
     """
+    from remit.agent.directory import KEEPER, AgentDirectory
     from remit.agent.keeper.protocol import KeeperClient, is_locked
-    from remit.agent.setup import KEEPER, AgentDirectory
     from remit.world.interfaces import LinkError, NotSent
     from remit.world.production import production
 

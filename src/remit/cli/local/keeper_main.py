@@ -26,8 +26,9 @@ import gc  # noqa: E402
 
 import msgspec  # noqa: E402
 
+from remit.agent.directory import KEEPER, AgentDirectory  # noqa: E402
 from remit.agent.keeper.log_retention import LogBounds, parse_log_bounds  # noqa: E402
-from remit.agent.setup import KEEPER, AgentDirectory, build_keeper  # noqa: E402
+from remit.agent.setup import build_keeper  # noqa: E402
 from remit.model.problems import escaped  # noqa: E402
 from remit.world.clock import BootClock  # noqa: E402
 from remit.world.interfaces import FileBusy, WorldError  # noqa: E402

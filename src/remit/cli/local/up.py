@@ -175,7 +175,7 @@ def up(
 
 def _check_socket_path(root: Path) -> None:
     """Fail now if the socket path is too long, rather than in an agent that exits again and again."""
-    from remit.agent.setup import SOCKET_BYTES_MAX, AgentDirectory
+    from remit.agent.directory import SOCKET_BYTES_MAX, AgentDirectory
 
     socket = AgentDirectory(root / AGENT_DIRECTORY).socket
     if len(os.fsencode(socket)) > SOCKET_BYTES_MAX:
@@ -222,7 +222,7 @@ async def _run(options: UpOptions, world: World) -> None:
         supervisor = AgentSupervisor(options, server, world, report)
         try:
             async with asyncio.TaskGroup() as group:
-                beat_ms, metrics = options.beat_ms, server.context.metrics
+                beat_ms, metrics = options.beat_ms, server.context.telemetry.registry
                 group.create_task(
                     run_scheduler(connection, name="scheduler", heartbeat_ms=beat_ms, on_failure=report, metrics=metrics)
                 )
@@ -253,32 +253,32 @@ async def _ensure_agent_token(options: UpOptions, server_context: ServerContext)
         return
     file = options.tokens / AGENT_DIRECTORY
     token = await ensure_component_token(file, server_context, "agent", subject=f"agent of {nodes[0]}", nodes=nodes)
-    if server_context.tls is not None:
+    if server_context.auth.tls is not None:
         await server_context.world.offload(lambda: _enroll_local_agent(options, server_context, token, nodes))
 
 
 def _enroll_local_agent(options: UpOptions, server_context: ServerContext, token: str, nodes: list[str]) -> None:
     """Give the local agent a certificate, which agents need over TLS. Other agents get theirs by joining."""
     from remit.agent.credentials import Credentials
-    from remit.agent.setup import PASSABLE, AgentDirectory
+    from remit.agent.directory import PASSABLE, AgentDirectory
     from remit.law.certificate_identity import agent_identity
     from remit.model.identity import JoinResponse
     from remit.world.net.certificates import create_key, create_request
 
-    if server_context.tls is None:
+    if server_context.auth.tls is None:
         return
     directory, key = AgentDirectory(options.data / AGENT_DIRECTORY), create_key()
     options.data.chmod(PASSABLE)
     directory.create()
     credentials, servers = Credentials(directory.run / "joined"), b""
-    if server_context.tls.ca_file is not None:
-        servers = server_context.tls.ca_file.read_bytes()
-    if _is_enrolled(credentials, token, nodes, server_context.tls.ca):
+    if server_context.auth.tls.ca_file is not None:
+        servers = server_context.auth.tls.ca_file.read_bytes()
+    if _is_enrolled(credentials, token, nodes, server_context.auth.tls.ca):
         credentials.save(server_context.world.disk, key=b"", response=JoinResponse("", ""), servers=servers)
         return
-    certificates = server_context.tls.authority.issue_agent(create_request(key), agent_identity(nodes))
+    certificates = server_context.auth.tls.authority.issue_agent(create_request(key), agent_identity(nodes))
     response = JoinResponse(
-        "", "", certificates.calling.decode(), certificates.answering.decode(), server_context.tls.ca.decode()
+        "", "", certificates.calling.decode(), certificates.answering.decode(), server_context.auth.tls.ca.decode()
     )
     credentials.save(server_context.world.disk, key=key, response=response, token=token, servers=servers)
 
@@ -396,8 +396,8 @@ class AgentSupervisor:
         self._running: ProcessHandle | None = None
 
     async def watch_over(self) -> None:
+        from remit.agent.directory import PASSABLE, AgentDirectory
         from remit.agent.keeper.protocol import is_locked
-        from remit.agent.setup import PASSABLE, AgentDirectory
         from remit.cli.local.down import stop_agent
 
         directory, pause_ms = AgentDirectory(self._root), RESTART_DELAY_MS

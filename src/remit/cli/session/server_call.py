@@ -27,6 +27,8 @@ MISUSE: Final = 2
 NOT_PLACED: Final = 3
 PROBLEMS_SHOWN: Final = 20
 UNAUTHENTICATED: Final = 401
+TOKEN_INVALID: Final = frozenset({"token_revoked", "token_expired"})
+"""Reasons for which a new token is needed."""
 
 
 class CommandError(click.ClickException):
@@ -182,7 +184,7 @@ def command_error(error: ApiError, about: str = "") -> CommandError:
         detail = f"{error.field}: {detail}"
     message = f"{about}: {detail}" if about else detail
     if error.status == UNAUTHENTICATED:
-        if "was revoked" in detail or " expired at " in detail:
+        if error.reason in TOKEN_INVALID:
             return CommandError(
                 escaped(message), "ask an admin for a new token (`remit token create`), and give its file with --token-file"
             )

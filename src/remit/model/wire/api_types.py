@@ -43,7 +43,9 @@ class ProblemItem(ApiType, frozen=True, kw_only=True):
 
 
 class ProblemAnswer(ApiType, frozen=True, kw_only=True):
-    """An error response (RFC 9457). `code` is stable and for programs; `detail` and `cure` are for people."""
+    """An error response (RFC 9457). `code` is stable and for programs; `detail` and `cure` are for people. `reason` is for
+    programs too: for `unauthenticated`, `token_revoked` or `token_expired`.
+    """
 
     type: str = "about:blank"
     title: str = ""
@@ -54,6 +56,7 @@ class ProblemAnswer(ApiType, frozen=True, kw_only=True):
     cure: str = ""
     problems: tuple[ProblemItem, ...] = ()
     revision: Natural = 0
+    reason: str = ""
 
 
 # --------------------------------------------------------------------------------------------------------- lists and watches

@@ -12,7 +12,6 @@ Objects of other tenants do not exist for a caller of one tenant: the answer is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Any, Final
 
 from remit.client.remote_store import RangeRequest, WatchRequest
@@ -21,11 +20,10 @@ from remit.law import authorization
 from remit.model.identity import Principal, principal_of, token_digest
 from remit.model.kinds import Token
 from remit.model.objects import TENANTED, AnyObject
-from remit.model.problems import an, quoted
+from remit.model.problems import quoted
 from remit.model.wire.agent_messages import AssignmentsRequest, SecretMaterialRequest
 from remit.observation.watch_cache import WatchCache
 from remit.serve.http.replies import ApiProblem, unavailable
-from remit.serve.http.routes import Route
 from remit.world.interfaces import Clock
 
 CHALLENGE_HEADERS: Final = {"WWW-Authenticate": 'Bearer realm="remit"'}
@@ -73,15 +71,14 @@ class TokenIndex:
                 raise unavailable("tokens are still being loaded")
             raise unauthenticated("the token is not valid in this scope")
         token, principal = entry
-        reason = self._why_invalid(token)
-        if reason:
-            raise unauthenticated(reason)
+        if (invalid := self._invalid_reason(token)) is not None:
+            raise unauthenticated(invalid[1], reason=invalid[0])
         return principal
 
     def is_valid(self, principal: Principal) -> bool:
         """Return whether the token that authenticated `principal` is still valid."""
         entry = self._by_digest.get(self._digest_by_name.get(principal.token, ""))
-        return entry is not None and entry[1] == principal and not self._why_invalid(entry[0])
+        return entry is not None and entry[1] == principal and self._invalid_reason(entry[0]) is None
 
     async def wait_until_revoked(self, principal: Principal) -> None:
         """Wait until the token is revoked. Expiry does not end the wait: long-lived streams also call `is_valid` at every
@@ -90,53 +87,17 @@ class TokenIndex:
         while self.is_valid(principal):
             await self._changed.wait()
 
-    def _why_invalid(self, token: Token) -> str:
+    def _invalid_reason(self, token: Token) -> tuple[str, str] | None:
+        """Return why a token is not valid, for programs and for people; None if it is valid."""
         spec, name = token.spec, token.metadata.name
         if spec.revoked:
-            return f"token {name} was revoked"
+            return "token_revoked", f"token {name} was revoked"
         # Both are RFC 3339 in UTC, so text order is time order.
-        return f"token {name} expired at {spec.expires}" if spec.expires <= self._clock.wall() else ""
+        return ("token_expired", f"token {name} expired at {spec.expires}") if spec.expires <= self._clock.wall() else None
 
 
-def unauthenticated(detail: str, cure: str = _SEND_TOKEN) -> ApiProblem:
-    return ApiProblem(401, "unauthenticated", detail, cure=cure, headers=CHALLENGE_HEADERS)
-
-
-_AUDIENCES: Final = {"user": "users", "agent": "agents", "component": "schedulers and controllers", "join": "joining agents"}
-
-
-def authorize(route: Route, principal: Principal, path: Mapping[str, str]) -> None:
-    """Check that `principal` may use `route` with these path variables. Raises `ApiProblem`."""
-    if principal.audience not in route.audience:
-        detail = f"token {principal.token} is for {_AUDIENCES[principal.audience]} and is not accepted here"
-        raise unauthenticated(detail, "use a token with a suitable role: `remit token create --role ROLE`")
-    if principal.audience != "user":
-        return
-    tenant = path.get("name" if route.kind == "Tenant" else "tenant", "")
-    if tenant and principal.tenant not in ("", tenant):
-        raise ApiProblem(404, "not_found", f"there is no tenant {quoted(tenant)}", field="tenant", cure="use your own tenant")
-    if not route.is_read and not authorization.may_write(principal):
-        raise forbidden(
-            f"{principal.subject} has the role viewer, which cannot write", "ask an admin for a token with the role member"
-        )
-    if not principal.tenant:
-        return
-    if route.kind in TENANTED:
-        return
-    if route.kind and not (route.is_read and authorization.may_read(principal, route.kind, "", path.get("name", ""))):
-        cure = (
-            f"read your own tenant: /v1/tenants/{principal.tenant}"
-            if route.kind == "Tenant"
-            else "use a token without a tenant, or ask an admin"
-        )
-        raise forbidden(
-            f"{an(route.kind)} belongs to no tenant, and {principal.subject} is limited to tenant {principal.tenant}", cure
-        )
-    if not route.kind and not route.tenant_access:
-        raise forbidden(
-            f"not available to {principal.subject}, who is limited to tenant {principal.tenant}",
-            "use a token without a tenant, or ask an admin",
-        )
+def unauthenticated(detail: str, cure: str = _SEND_TOKEN, *, reason: str = "") -> ApiProblem:
+    return ApiProblem(401, "unauthenticated", detail, cure=cure, reason=reason, headers=CHALLENGE_HEADERS)
 
 
 def check_may_declare(principal: Principal, objects: tuple[AnyObject, ...]) -> None:

@@ -13,7 +13,7 @@ that has an agent accepts no other until that agent's token is revoked or expire
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -35,17 +35,17 @@ from remit.model.metadata import Metadata
 from remit.model.objects import decode, key_of
 from remit.serve.auth.access_control import forbidden, unauthenticated
 from remit.serve.http.bodies import parse_strict_json
+from remit.serve.http.media_types import TEXT
 from remit.serve.http.replies import ApiProblem
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import TEXT, BodySpec, ResponseSpec, Route
+from remit.serve.http.routes import BodySpec, RequestContext, ResponseSpec, Route
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
-from remit.world.interfaces import WorldError
+from remit.store.protocol import Store
+from remit.world.interfaces import Clock, Offload, WorldError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from remit.world.net.server_keys import TlsKeys
 
-    from remit.serve.server_context import ServerContext
 
 BOOTSTRAP: Final = Actor("bootstrap", Role.OPERATOR)
 BOOTSTRAP_TOKEN_TTL_MS: Final = 365 * 86_400_000
@@ -86,7 +86,7 @@ async def ensure_bootstrap_token(
         subject=subject,
         nodes=tuple(sorted(nodes)),
     )
-    verdict = await server.client(BOOTSTRAP).submit(Apply(Token(metadata=Metadata(name=name), spec=spec), expect=0))
+    verdict = await server.authority.client(BOOTSTRAP).submit(Apply(Token(metadata=Metadata(name=name), spec=spec), expect=0))
     if isinstance(verdict, Refused) and verdict.code is not Code.EXISTS:
         raise BootstrapTokenRejected(
             f"bootstrap token {name} was refused by the authority: {verdict.detail}",
@@ -108,13 +108,13 @@ _join_decoder: msgspec.json.Decoder[JoinRequest] = msgspec.json.Decoder(JoinRequ
 _renew_decoder: msgspec.json.Decoder[RenewRequest] = msgspec.json.Decoder(RenewRequest)
 
 
-def check_certificate(server: ServerContext, principal: Principal, identity: CertificateIdentity | None) -> None:
+def check_certificate(tls: TlsKeys | None, principal: Principal, identity: CertificateIdentity | None) -> None:
     """Check that the client certificate matches the token. Raises `ApiProblem`."""
     certificate = identity or NO_IDENTITY
     if certificate.role == "agent" and principal.audience not in ("agent", "join"):
         detail = f"the certificate of {certificate.uris[0]} belongs to an agent, but the token has the role {principal.role}"
         raise forbidden(detail, "send no client certificate, or your own")
-    if server.tls is None or principal.audience != "agent":
+    if tls is None or principal.audience != "agent":
         return
     if not certificate.role:
         raise unauthenticated(
@@ -129,11 +129,11 @@ def check_certificate(server: ServerContext, principal: Principal, identity: Cer
 
 
 async def get_ca_certificate(request: RequestContext, server: ServerContext) -> Response:
-    if server.tls is None:
+    if server.auth.tls is None:
         raise ApiProblem(
             404, "not_found", "this server has no CA, because it runs without TLS", cure="start the server with --tls"
         )
-    return Response(server.tls.ca, media_type=TEXT)
+    return Response(server.auth.tls.ca, media_type=TEXT)
 
 
 async def join(request: RequestContext, server: ServerContext) -> Response:
@@ -144,12 +144,12 @@ async def join(request: RequestContext, server: ServerContext) -> Response:
     if set(joining.nodes) != principal.nodes:
         detail = f"nodes: token {principal.token} is for exactly these nodes: {', '.join(sorted(principal.nodes)[:5])}"
         raise ApiProblem(403, "not_owner", detail, field="nodes", cure="join with all of them, or create another join token")
-    async with server.join_lock:  # the check for nodes with an agent and the write must not interleave with another join
+    async with server.auth.join_lock:  # the check for nodes with an agent and the write must not interleave with another join
         joiner_digest = join_fingerprint(joining.digest, await _csr_key_digest(server, joining.request), joining.nodes)
         claim = await _claim_to_spend(server, principal, joiner_digest)
         await _check_nodes_free(server, joining)
         certificates = await _issue_certificates(server, joining.request, joining.nodes)
-        if claim is not None and isinstance(await server.client(BOOTSTRAP).submit(claim), Refused):
+        if claim is not None and isinstance(await server.authority.client(BOOTSTRAP).submit(claim), Refused):
             await _claim_to_spend(
                 server, principal, joiner_digest
             )  # another request spent it first; through another server it may have been this agent
@@ -160,14 +160,14 @@ async def join(request: RequestContext, server: ServerContext) -> Response:
 async def renew(request: RequestContext, server: ServerContext) -> Response:
     renewing, principal = _decode_body(_renew_decoder, request.body), request.principal
     certificates = await _issue_certificates(server, renewing.request, principal.nodes)
-    stored, revision = await _stored_token(server, principal.token)
+    stored, revision = await _stored_token(server.store, principal.token)
     if stored is None or stored.spec.revoked:
-        raise unauthenticated(f"token {principal.token} was revoked")
+        raise unauthenticated(f"token {principal.token} was revoked", reason="token_revoked")
     expires = max(stored.spec.expires, expiry_after(server.clock.wall(), AGENT_TOKEN_TTL_MS))
     spec = msgspec.structs.replace(stored.spec, expires=expires)
     renewed = Token(metadata=Metadata(name=principal.token, labels=stored.metadata.labels), spec=spec)
     if spec != stored.spec:
-        verdict = await server.client(BOOTSTRAP).submit(Apply(renewed, expect=revision))
+        verdict = await server.authority.client(BOOTSTRAP).submit(Apply(renewed, expect=revision))
         if isinstance(verdict, Refused):  # it was revoked or changed in the meantime, which takes precedence
             raise ApiProblem(409, verdict.code.value, verdict.detail, cure="retry")
     return json_response(JoinResponse(principal.token, expires, *certificates))
@@ -177,7 +177,7 @@ async def _claim_to_spend(server: ServerContext, principal: Principal, joiner_di
     """Return the claim that marks the join token as spent, conditional on the revision that was read. None: this agent has
     spent it already. Raises `ApiProblem` if it was spent by another agent, or revoked.
     """
-    stored, revision = await _stored_token(server, principal.token)
+    stored, revision = await _stored_token(server.store, principal.token)
     if stored is None or stored.spec.revoked or stored.spec.spent not in ("", joiner_digest):
         cure = "create another join token: `remit token create --role join`"
         raise unauthenticated(f"join token {principal.token} was already used, or was revoked", cure)
@@ -192,9 +192,9 @@ async def _check_nodes_free(server: ServerContext, joining: JoinRequest) -> None
     """Check that the nodes have no other agent. Comes before the join token is spent, so that a rejected agent can use it
     again.
     """
-    own, _ = await _stored_token(server, _agent_token_name(joining))
+    own, _ = await _stored_token(server.store, _agent_token_name(joining))
     is_same = own is not None and own.spec.digest == joining.digest and set(own.spec.nodes) == set(joining.nodes)
-    if own is not None and (not is_same or _is_invalid(server, own)):
+    if own is not None and (not is_same or _is_invalid(own, server.clock)):
         detail = f"digest: token {own.metadata.name} belonged to an agent and is no longer valid"
         raise ApiProblem(409, "exists", detail, field="digest", cure="generate a new agent token, and join with its digest")
     for _, row in server.watch_cache.of_kind("token/"):
@@ -202,7 +202,7 @@ async def _check_nodes_free(server: ServerContext, joining: JoinRequest) -> None
         if not isinstance(token, Token) or token.spec.role != "agent" or token.metadata.name == _agent_token_name(joining):
             continue
         taken = sorted(set(token.spec.nodes) & set(joining.nodes))
-        if taken and not _is_invalid(server, token):
+        if taken and not _is_invalid(token, server.clock):
             detail = f"nodes: node {taken[0]} already has an agent, with token {token.metadata.name}"
             cure = (
                 f"if that agent is gone, run `remit token revoke {token.metadata.name}`; otherwise join under another node name"
@@ -213,17 +213,17 @@ async def _check_nodes_free(server: ServerContext, joining: JoinRequest) -> None
 async def _register_agent_token(server: ServerContext, joining: JoinRequest) -> tuple[str, str]:
     """Register the agent's token and return its name and expiry. A token from an earlier try is reused."""
     name, nodes = _agent_token_name(joining), tuple(sorted(set(joining.nodes)))
-    token, _ = await _stored_token(server, name)
+    token, _ = await _stored_token(server.store, name)
     if token is None:
         expires = expiry_after(server.clock.wall(), AGENT_TOKEN_TTL_MS)
         subject = f"agent of {nodes[0]}"
         spec = TokenSpec(role="agent", digest=joining.digest, expires=expires, subject=subject, nodes=nodes, joined=True)
         token = Token(metadata=Metadata(name=name), spec=spec)
-        verdict = await server.client(BOOTSTRAP).submit(Apply(token, expect=0))
+        verdict = await server.authority.client(BOOTSTRAP).submit(Apply(token, expect=0))
         if isinstance(
             verdict, Refused
         ):  # an earlier try succeeded, another agent was faster, or the limit of tokens is reached
-            stored, _ = await _stored_token(server, name)
+            stored, _ = await _stored_token(server.store, name)
             if stored is None or stored.spec.digest != joining.digest:
                 cure = "retry; if a node has an agent that is gone, revoke its token first: `remit token revoke`"
                 raise ApiProblem(409, verdict.code.value, verdict.detail, cure=cure)
@@ -232,9 +232,9 @@ async def _register_agent_token(server: ServerContext, joining: JoinRequest) -> 
     return name, token.spec.expires
 
 
-async def _stored_token(server: ServerContext, name: str) -> tuple[Token | None, int]:
+async def _stored_token(store: Store, name: str) -> tuple[Token | None, int]:
     """Return a token and its revision from the store, which is current, unlike the watch cache."""
-    row = await server.store.get(key_of("Token", name))
+    row = await store.get(key_of("Token", name))
     token = None if row is None else decode(row.value)
     return (token, row.revision) if row is not None and isinstance(token, Token) else (None, 0)
 
@@ -243,32 +243,32 @@ def _agent_token_name(joining: JoinRequest) -> str:
     return f"agent-{joining.digest[:12]}"
 
 
-def _is_invalid(server: ServerContext, token: Token) -> bool:
-    return token.spec.revoked or token.spec.expires <= server.clock.wall()
+def _is_invalid(token: Token, clock: Clock) -> bool:
+    return token.spec.revoked or token.spec.expires <= clock.wall()
 
 
 async def _csr_key_digest(server: ServerContext, csr: str) -> str:
-    if server.tls is None:
+    if server.auth.tls is None:
         return ""
     from remit.world.net.certificates import key_digest_of_request
 
-    return await _offload_csr(server, lambda: key_digest_of_request(csr.encode()))
+    return await _offload_csr(server.world.offload, lambda: key_digest_of_request(csr.encode()))
 
 
 async def _issue_certificates(server: ServerContext, csr: str, nodes: Any) -> tuple[str, ...]:
     """Return the two certificates of an agent and the CA certificate; empty without TLS."""
-    if server.tls is None:
+    if server.auth.tls is None:
         return ()
-    tls = server.tls
-    pair = await _offload_csr(server, lambda: tls.authority.issue_agent(csr.encode(), agent_identity(nodes)))
+    tls = server.auth.tls
+    pair = await _offload_csr(server.world.offload, lambda: tls.authority.issue_agent(csr.encode(), agent_identity(nodes)))
     return pair.calling.decode(), pair.answering.decode(), tls.ca.decode()
 
 
-async def _offload_csr(server: ServerContext, work: Callable[[], T]) -> T:
+async def _offload_csr(offload: Offload, work: Callable[[], T]) -> T:
     from remit.world.net.certificates import CertificateError
 
     try:
-        return await server.world.offload(work)
+        return await offload(work)
     except CertificateError as error:
         raise ApiProblem(422, "invalid", error.cause, field="request", cure=error.cure) from error
 

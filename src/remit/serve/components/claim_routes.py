@@ -23,9 +23,9 @@ from remit.model.wire.api_types import AuditItem
 from remit.serve.auth.access_control import check_component_call, check_component_stream
 from remit.serve.components.refusal_audit import audit_refusal, audit_refusals
 from remit.serve.http.bodies import offload_if_large, parse_strict_json
+from remit.serve.http.media_types import NDJSON
 from remit.serve.http.replies import ApiProblem, BytesResponse
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import MANY_BYTES_MAX, NDJSON, BodySpec, ResponseSpec, Route
+from remit.serve.http.routes import MANY_BYTES_MAX, BodySpec, RequestContext, ResponseSpec, Route
 from remit.serve.http.streams import StreamResponse
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
@@ -51,7 +51,7 @@ async def claims(request: RequestContext, server: ServerContext) -> Response:
     check_component_call(request.principal, EndpointCall(body.operations))
     _reject_secrets(body.operations)
     traced = [operation if operation.trace else replace(operation, trace=request.trace) for operation in body.operations]
-    verdicts = tuple(await server.standby.submit(traced))
+    verdicts = tuple(await server.authority.standby.submit(traced))
     audit_refusals(server.audit, _audited_call(request, server), traced, verdicts)
     return json_response(Verdicts(verdicts))
 
@@ -102,7 +102,7 @@ def _audited_call(request: RequestContext, server: ServerContext) -> AuditItem:
 async def follow(request: RequestContext, server: ServerContext) -> Response:
     # Reject a request that is unreadable or not permitted before the stream starts.
     check_component_stream(request.principal, server.component_service.parse_stream_request(request.body))
-    return StreamResponse(_lines(server.component_service.stream(request.body)), server)
+    return StreamResponse(_lines(server.component_service.stream(request.body)), server.streams)
 
 
 async def _lines(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

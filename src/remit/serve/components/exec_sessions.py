@@ -36,18 +36,18 @@ from remit.model.wire.exec_frames import (
     decode_terminal_size,
     encode_frame,
 )
+from remit.observation.watch_cache import WatchCache
 from remit.serve.components.replica_logs import AGENT, AGENT_ANSWER_MS, agent_link, agent_unreachable
 from remit.serve.http.replies import ApiProblem
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import AGENT_COST, BodySpec, ResponseSpec, Route
+from remit.serve.http.routes import AGENT_COST, BodySpec, RequestContext, ResponseSpec, Route
 from remit.serve.http.streams import SEND_MS_MAX
+from remit.serve.server_context import ServerContext
 from remit.world.concurrency import first_failure
 from remit.world.interfaces import LinkError
 from remit.world.net.rpc_client import SocketLink
 
 if TYPE_CHECKING:
     from remit.model.kinds import Node
-    from remit.serve.server_context import ServerContext
 
 DRAIN_MS: Final = 5_000
 """How long output that an agent sent before it failed may take to reach the client."""
@@ -67,7 +67,7 @@ async def execute(request: RequestContext, server: ServerContext) -> Response:
     name = request.path["name"]
     replica = server.agents.get_replica(request.tenant, name)
     _check_running(replica, start)
-    _check_exec_allowed(server, replica)
+    _check_exec_allowed(server.watch_cache, replica)
     session = _AgentSession(server, request, start, replica, server.agents.node_of(replica))
     try:
         await session.start()
@@ -90,15 +90,15 @@ def _check_running(replica: Replica, start: ExecStart) -> None:
         )
 
 
-def _check_exec_allowed(server: ServerContext, replica: Replica) -> None:
+def _check_exec_allowed(watch_cache: WatchCache, replica: Replica) -> None:
     """Check that no policy forbids exec. The policies in force are those of the latest revision, and the labels are the
     workload's current ones.
     """
-    published: list[PolicyRevision] = [row.obj for _, row in server.watch_cache.of_kind("policyrevision/")]
+    published: list[PolicyRevision] = [row.obj for _, row in watch_cache.of_kind("policyrevision/")]
     if not published:
         return
     tenant, workload = replica.metadata.tenant, replica.spec.workload
-    owner = server.watch_cache.get(f"workload/{tenant}/{workload}")
+    owner = watch_cache.get(f"workload/{tenant}/{workload}")
     labels = {WORKLOAD_LABEL: workload, **(owner.metadata.labels if owner is not None else {})}
     policy = exec_denied_by(max(published, key=lambda revision: revision.spec.number).spec.policies, tenant, labels)
     if policy:
@@ -218,7 +218,7 @@ class _AgentSession:
         arguments = len(argv) - 1 + (program != argv[0])
         if not arguments:
             return quoted(program)
-        sealing_keys = await self._server.world.offload(lambda: self._server.keyring.sealing_keys)
+        sealing_keys = await self._server.world.offload(lambda: self._server.auth.keyring.sealing_keys)
         return (
             f"{quoted(program)} and {arguments} argument{'s' * (arguments > 1)}, fingerprint {sealing_keys.fingerprint(argv)}"
         )
@@ -344,9 +344,9 @@ class _ExecResponse(Response):
                 async with asyncio.TaskGroup() as group:
                     sending = group.create_task(self._send_output(send))
                     receiving = group.create_task(self._forward_input())
-                    closing = group.create_task(self._server.closing.wait())
+                    closing = group.create_task(self._server.streams.closing.wait())
                     beating = group.create_task(self._send_keepalives(send))
-                    lapsing = group.create_task(self._server.tokens.wait_until_revoked(self._session.principal))
+                    lapsing = group.create_task(self._server.auth.tokens.wait_until_revoked(self._session.principal))
                     tasks: tuple[asyncio.Task[Any], ...] = (sending, receiving, closing, beating, lapsing)
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                     for task in tasks:
@@ -386,7 +386,7 @@ class _ExecResponse(Response):
         """Send empty output frames while the token is valid. A client that sends nothing is not read from, so its disconnect
         shows only here.
         """
-        while self._server.tokens.is_valid(self._session.principal):
+        while self._server.auth.tokens.is_valid(self._session.principal):
             await self._server.clock.sleep_ms(KEEPALIVE_MS)
             await self._send_piece(send, encode_frame(ExecFrameType.STDOUT), more=True)
 

@@ -90,6 +90,12 @@ class AuditLog:
         self._folds[key] = _Fold(now_ms + FOLD_MS, item)
         self._append(item)
 
+    def record_rejected_connection(self, address: str, status: int, code: str, reason: str) -> None:
+        """Record a connection that was closed before a request was read. Only its address is known."""
+        self.record_refusal(
+            AuditItem(time=self._clock.wall(), address=address, action="connect", status=status, code=code, detail=reason)
+        )
+
     def flush_counts(self, *, all_: bool = False) -> None:
         """Write the counts of repeated refusals whose interval has ended, or of all."""
         self._flush_counts((1 << 62) if all_ else self._clock.now_ms())

@@ -42,20 +42,9 @@ from remit.serve.diagnostics.history import EVENTS_LIMIT, EVENTS_LIMIT_MAX, list
 from remit.serve.diagnostics.resource_usage import node_usage, replica_usage
 from remit.serve.diagnostics.status_routes import add_unheld_leases
 from remit.serve.http.bodies import offload_if_large, read_manifests, validate_manifest
+from remit.serve.http.media_types import JSON, NDJSON, TEXT
 from remit.serve.http.replies import ApiProblem
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import (
-    AGENT_COST,
-    JSON,
-    LIST_COST,
-    NDJSON,
-    TEXT,
-    TRIAL_COST,
-    BodySpec,
-    Parameter,
-    ResponseSpec,
-    Route,
-)
+from remit.serve.http.routes import AGENT_COST, LIST_COST, TRIAL_COST, BodySpec, Parameter, RequestContext, ResponseSpec, Route
 from remit.serve.http.streams import StreamResponse
 from remit.serve.http.streams import watch_response as streamed
 from remit.serve.objects.dry_run import plan
@@ -76,12 +65,12 @@ def diagnostic_response(value: Any, request: RequestContext | None = None) -> Re
 async def get_workload_explanation(request: RequestContext, server: ServerContext) -> Response:
     explanation = await explain_workload(server.snapshots, request.tenant, request.path["name"], request.query["node"])
     explanation = await add_unheld_leases(explanation, server)
-    return diagnostic_response(await add_workload_startup_progress(explanation, server.standby), request)
+    return diagnostic_response(await add_workload_startup_progress(explanation, server.authority.standby), request)
 
 
 async def get_replica_explanation(request: RequestContext, server: ServerContext) -> Response:
     explanation = await explain_replica(server.snapshots, request.tenant, request.path["name"], request.query["node"])
-    return diagnostic_response(await add_startup_progress(explanation, server.standby), request)
+    return diagnostic_response(await add_startup_progress(explanation, server.authority.standby), request)
 
 
 async def get_capacity(request: RequestContext, server: ServerContext) -> Response:
@@ -104,24 +93,26 @@ async def get_plan(request: RequestContext, server: ServerContext) -> Response:
 async def list_endpoints(request: RequestContext, server: ServerContext) -> Response:
     tenant, service = request.tenant, request.path.get("service", "")
     if request.query["watch"]:
-        return streamed(server.endpoints.watch(request.query["after"], tenant, service), server)
+        return streamed(server.endpoints.watch(request.query["after"], tenant, service), server.streams)
     await server.snapshots.wait_until_current()
     return diagnostic_response(server.endpoints.list_endpoints(tenant, service))
 
 
 async def get_node_usage(request: RequestContext, server: ServerContext) -> Response:
-    return diagnostic_response(await node_usage(server.snapshots, server.standby))
+    return diagnostic_response(await node_usage(server.snapshots, server.authority.standby))
 
 
 async def get_replica_usage(request: RequestContext, server: ServerContext) -> Response:
-    return diagnostic_response(await replica_usage(server.snapshots, server.standby, request.tenant or request.query["tenant"]))
+    return diagnostic_response(
+        await replica_usage(server.snapshots, server.authority.standby, request.tenant or request.query["tenant"])
+    )
 
 
 async def get_events(request: RequestContext, server: ServerContext) -> Response:
     regarding = request.query["regarding"]
     _check_regarding(request, regarding)
     if request.query["watch"]:
-        return streamed(watch_events(server.snapshots, regarding, request.query["after"]), server)
+        return streamed(watch_events(server.snapshots, regarding, request.query["after"]), server.streams)
     revision, items = await list_events(server.snapshots, regarding, request.query["limit"])
     return diagnostic_response(ListOf(kind="AccountList", metadata=ListMeta(revision=revision), items=items))
 
@@ -148,7 +139,7 @@ async def get_logs(request: RequestContext, server: ServerContext) -> Response:
     query = request.query
     options = LogOptions(query["stream"], query["tail"], query["follow"], query["attempt"], query["previous"])
     chunks = await server.agents.logs(request.principal, request.tenant, request.path["name"], options)
-    return StreamResponse(chunks, server, media=TEXT, headers={"X-Content-Type-Options": "nosniff"})
+    return StreamResponse(chunks, server.streams, media=TEXT, headers={"X-Content-Type-Options": "nosniff"})
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------------

@@ -28,9 +28,9 @@ from remit.model.wire.api_types import IdleLease, ScopeStatus
 from remit.observation.watch_cache import WatchCache
 from remit.proposal.explain.result_types import WorkloadExplanation
 from remit.proposal.scheduler import LEASE
+from remit.serve.http.media_types import TEXT
 from remit.serve.http.replies import ApiProblem
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import TEXT, ResponseSpec, Route
+from remit.serve.http.routes import RequestContext, ResponseSpec, Route
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
 from remit.world.host_checks import task_stacks, thread_stacks
@@ -90,7 +90,7 @@ async def add_unheld_leases(explanation: WorkloadExplanation, server: ServerCont
     if not (explanation.missing or explanation.groups or daemon):
         return explanation
     try:
-        status = await server.standby.status()
+        status = await server.authority.standby.status()
     except EndpointError:
         return explanation
     unheld = {lease.lease: lease for lease in unheld_leases(status, server.watch_cache, server.timing.lease_ms)}
@@ -110,7 +110,7 @@ READY_MS_MAX: Final = 2_000
 
 
 async def status(request: RequestContext, server: ServerContext) -> Response:
-    authority_status = await server.standby.status()
+    authority_status = await server.authority.standby.status()
     watch_cache = server.watch_cache
     nodes: dict[str, int] = {}
     for _, row in watch_cache.of_kind("node/"):
@@ -142,12 +142,12 @@ async def readyz(request: RequestContext, server: ServerContext) -> Response:
     """Ready: an authority can be reached, and the watch cache is current."""
     try:
         async with server.clock.timeout_ms(READY_MS_MAX):
-            await server.standby.status()
+            await server.authority.standby.status()
     except EndpointError as error:
         raise _not_ready(f"the authority cannot be reached: {error}") from None
     except TimeoutError:
         raise _not_ready("the authority does not answer") from None
-    if server.closing.is_set():
+    if server.streams.closing.is_set():
         raise _not_ready("the server is shutting down")
     if not server.watch_cache.is_current:
         raise _not_ready("the watch cache is still loading")
@@ -227,14 +227,14 @@ class SupportAnswer(Struct, frozen=True, kw_only=True):
 
 async def support(request: RequestContext, server: ServerContext) -> Response:
     settings: dict[str, str | int | bool] = {
-        "scope": server.scope,
-        "name": server.name,
+        "scope": server.authority.scope,
+        "name": server.authority.name,
         "beat_ms": server.timing.heartbeat_ms,
-        "leads": server.standby.leading is not None,
+        "leads": server.authority.standby.leading is not None,
         "store": type(server.store).__name__,
-        "log_level": "" if server.log is None else server.log.level,
+        "log_level": "" if server.telemetry.log is None else server.telemetry.log.level,
         "uptime_ms": server.clock.now_ms() - server.started_ms,
-        "watchers": server.open_watches,
+        "watchers": server.streams.count,
     }
     answer = SupportAnswer(
         version=__version__,
@@ -246,7 +246,7 @@ async def support(request: RequestContext, server: ServerContext) -> Response:
         collected=list(gc.get_count()),
         tasks=task_stacks(),
         threads=thread_stacks(),
-        log=[] if server.log is None else server.log.recent(),
+        log=[] if server.telemetry.log is None else server.telemetry.log.recent(),
     )
     return json_response(answer)
 

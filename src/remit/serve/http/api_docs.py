@@ -16,9 +16,9 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
+from remit.serve.http.media_types import JSON
 from remit.serve.http.openapi import EXAMPLE_MANIFESTS, EXAMPLE_NAMES, openapi_document
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import JSON, ResponseSpec, Route
+from remit.serve.http.routes import RequestContext, ResponseSpec, Route
 from remit.serve.server_context import ServerContext
 
 _REF: Final = "#/components/schemas/"

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Final
-from urllib.parse import unquote
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -20,12 +19,13 @@ from starlette.types import Message, Receive, Scope, Send
 from remit.client.authority_client import RetriesExhausted
 from remit.client.endpoint import EndpointError
 from remit.client.rpc import UnreadableRequest
+from remit.model.claims import Code
 from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted
 from remit.model.wire.api_types import OPERATION_HEADER, AuditItem
-from remit.serve.auth.access_control import authorize
 from remit.serve.auth.enrollment import check_certificate
 from remit.serve.http.connection_limits import SharedLimit
 from remit.serve.http.fair_queue import FairQueue, Flow, Rate, RequestCost, body_cost, request_cost
+from remit.serve.http.path_tree import PathTree
 from remit.serve.http.replies import (
     ApiProblem,
     BytesResponse,
@@ -34,9 +34,9 @@ from remit.serve.http.replies import (
     store_problem,
     unanswered_problem,
 )
-from remit.serve.http.request_context import ANONYMOUS, Headers, QueryFields, RequestContext, check_origin, read_query
+from remit.serve.http.request_checks import Headers, QueryFields, authorize, check_origin, read_query
 from remit.serve.http.request_telemetry import NO_ROUTE, AccessLine, AccessLog
-from remit.serve.http.routes import Route
+from remit.serve.http.routes import ANONYMOUS, RequestContext, Route
 from remit.serve.http.streams import LARGE_BYTES, SEND_MS_MAX, StreamResponse, abort_connection
 from remit.serve.server_context import ServerContext
 from remit.store.protocol import StoreError
@@ -61,52 +61,13 @@ ReportBug = Callable[[str, BaseException], None]
 """Receives bugs of ours: the request line and the exception."""
 
 
-class _PathNode:
-    """A node of the path tree: routes by method, children by literal path part, and at most one child for a path variable."""
-
-    __slots__ = ("children", "routes", "variable")
-
-    def __init__(self) -> None:
-        self.children: dict[str, _PathNode] = {}
-        self.variable: _PathNode | None = None
-        self.routes: dict[str, Route] = {}
-
-    def add(self, route: Route) -> None:
-        node = self
-        for part in route.path.split("/")[1:]:
-            if part.startswith("{"):
-                node.variable = node.variable or _PathNode()
-                node = node.variable
-            else:
-                node = node.children.setdefault(part, _PathNode())
-        if node.routes.setdefault(route.method, route) is not route:
-            raise ValueError(f"two routes for {route.method} {route.path}")
-
-    def find(self, parts: Sequence[str], values: tuple[str, ...] = ()) -> tuple[_PathNode, tuple[str, ...]] | None:
-        """Find the node of a path and the values of its variables. A literal part wins over a variable; if it leads to no
-        route, the variable is tried.
-        """
-        node = self
-        for index, part in enumerate(parts):
-            literal, variable = node.children.get(part), node.variable
-            if variable is None or not part:
-                if literal is None:
-                    return None
-                node = literal
-            elif literal is None:
-                node, values = variable, (*values, part)
-            else:
-                return literal.find(parts[index + 1 :], values) or variable.find(parts[index + 1 :], (*values, part))
-        return (node, values) if node.routes else None
-
-
 class Application:
     """The ASGI application of one server."""
 
     def __init__(self, routes: Sequence[Route], server: ServerContext, report_bug: ReportBug) -> None:
-        self._root = _PathNode()
+        self._paths = PathTree()
         for route in routes:
-            self._root.add(route)
+            self._paths.add(route)
         self.query_fields = {route.name: QueryFields(route.parameters) for route in routes}
         self._path_words = sorted({part for route in routes for part in route.path.split("/") if part and part[0] != "{"})
         self._server = server
@@ -126,9 +87,8 @@ class Application:
         """Return the route and its path variables, or the problem to report. The problem is returned and not raised because
         callers without a valid token must get 401, not learn which paths exist.
         """
-        # Match on the path as sent: a name may contain a slash written as %2F, which does not separate path parts.
         path, method = scope["raw_path"].decode("latin-1"), scope["method"]
-        match = self._root.find(_path_parts(path)) if len(path) <= PATH_BYTES_MAX else None
+        match = self._paths.find(path) if len(path) <= PATH_BYTES_MAX else None
         if match is None:
             return self._unknown_path(path)
         node, values = match
@@ -190,7 +150,7 @@ class _Exchange:
         """Flow and rate to charge for the body once its size is known, if the request had no Content-Length."""
 
     async def run(self) -> None:
-        metrics = self._app.server.request_metrics
+        metrics = self._app.server.telemetry.requests
         started_ns = metrics.begin()
         try:
             await self._run_and_report()
@@ -199,7 +159,7 @@ class _Exchange:
                 self._app.bodies.release(self._principal, self._body_bytes)
             name = NO_ROUTE if self._route is None else self._route.name
             duration_s = metrics.end(started_ns, name, self._scope["method"], self._status, streams=self._streams)
-            access_log = self._app.server.access_log
+            access_log = self._app.server.telemetry.access_log
             if access_log is not None and access_log.should_log(self._status, duration_s, streams=self._streams):
                 self._log_access(access_log, name, duration_s)
 
@@ -218,29 +178,31 @@ class _Exchange:
             # The traceback refers to the body and to the exception, a cycle that would keep both alive until the next GC run.
             problem.__traceback__ = None
             self._code = problem.document.code
-            self._app.server.request_metrics.count_problem(self._code, problem.document.status, self._route)
+            self._app.server.telemetry.requests.count_problem(
+                self._code, problem.document.status, "" if self._route is None else self._route.flow_class
+            )
             await self._reply(problem_response(problem), problem)
         except _ClientGone:
             abort_connection(self._scope)
             return
         except Exception as error:  # a bug of ours: report it; only this request fails
             self._app.report_bug(f"{self._scope['method']} {escaped(self._scope['path'])}", error)
-            self._code = "fault"
+            self._code = Code.INTERNAL_ERROR.value
             if self._reply_started:
                 raise
             detail = "internal error: a bug in Remit"
-            bug = ApiProblem(500, "fault", detail, cure="report it, with the Remit-Trace header of this response")
+            bug = ApiProblem(500, self._code, detail, cure="report it, with the Remit-Trace header of this response")
             await self._reply(problem_response(bug), bug)
 
     async def _run(self) -> None:
         self._trace = self._trace_id()
-        check_origin(self._scope, self._headers, self._app.server.hosts)
+        check_origin(self._scope, self._headers, self._app.server.auth.hosts)
         route, path = self._authorize()
         server = self._app.server
         query = read_query(self._scope["query_string"], self._app.query_fields[route.name])
         streams = route.streams or bool(route.streams_if and query[route.streams_if])
         self._streams = streams
-        with server.watch_slot(self._principal) if streams else _NO_WATCH:
+        with server.streams.slot(self._principal) if streams else _NO_WATCH:
             try:
                 async with server.clock.timeout_ms(REQUEST_MS_MAX):
                     flow, cost = await self._admit(route, query)
@@ -269,14 +231,14 @@ class _Exchange:
     def _authorize(self) -> tuple[Route, dict[str, str]]:
         match, server = self._app.find_route(self._scope), self._app.server
         if isinstance(match, ApiProblem) or not match[0].anonymous:
-            self._principal = server.tokens.authenticate(self._headers.get("authorization", ""))
+            self._principal = server.auth.tokens.authenticate(self._headers.get("authorization", ""))
         if isinstance(match, ApiProblem):
             raise match
         route, path = match
         self._route = route
         if not route.anonymous:
             authorize(route, self._principal, path)
-            check_certificate(server, self._principal, self._scope.get("bearer"))
+            check_certificate(server.auth.tls, self._principal, self._scope.get("bearer"))
         if self._is_user_action(route):
             server.audit.check_writable()
         self._authorized = True
@@ -324,7 +286,7 @@ class _Exchange:
             return None, None
         if route.body is not None:
             self._check_content_length(route.body.bytes_max)  # before tokens are taken for a body that will be rejected anyway
-        cost = request_cost(route, self._principal, query, self._headers, self._app.server)
+        cost = request_cost(route, self._principal, query, self._headers, self._app.server.watch_cache)
         try:
             flow = self._app.queue.admit(cost.flow, cost.tokens, cost.rate)
             self._pays_for_body = None if "content-length" in self._headers or cost.rate is None else (flow, cost.rate)
@@ -445,11 +407,6 @@ class _Exchange:
                     await self._send({**message, "body": body[start:end], "more_body": more or end < len(body)})
         except TimeoutError:
             raise _ClientGone from None
-
-
-def _path_parts(path: str) -> list[str]:
-    parts = path.split("/")[1:]
-    return [unquote(part) for part in parts] if "%" in path else parts
 
 
 class _ClientGone(Exception):

@@ -35,7 +35,7 @@ from remit.model.problems import an, escaped, quoted
 from remit.model.wire.api_types import ProblemItem
 from remit.serve.auth.secrets import ClientSealedValue
 from remit.serve.http.replies import ApiProblem, invalid_body, invalid_manifest, problem_item
-from remit.serve.http.request_context import RequestContext
+from remit.serve.http.routes import RequestContext
 from remit.serve.server_context import ServerContext
 
 
@@ -225,7 +225,7 @@ def seal_for_storage(
     `already_sealed` are values that the store holds sealed.
     """
     try:
-        return server.keyring.sealing_keys.seal_object(obj, already_sealed)
+        return server.auth.keyring.sealing_keys.seal_object(obj, already_sealed)
     except ClientSealedValue as error:
         message, _, cure = str(error).removeprefix(f"{error.field}: ").partition("; ")
         raise invalid_body([ProblemItem(field=error.field, message=message, cure=cure, manifest=manifest)]) from None

@@ -29,10 +29,10 @@ from typing import Any, Final, NamedTuple
 from remit.model.identity import Principal
 from remit.model.kinds import Tenant, TenantLimits, Workload
 from remit.model.objects import AnyObject, key_of
+from remit.observation.watch_cache import WatchCache
 from remit.serve.http.replies import ApiProblem
-from remit.serve.http.request_context import Headers
+from remit.serve.http.request_checks import Headers
 from remit.serve.http.routes import TRIAL_COST, Route
-from remit.serve.server_context import ServerContext
 from remit.world.interfaces import Clock
 
 SEATS: Final = 256
@@ -304,14 +304,14 @@ class RequestCost(NamedTuple):
 
 
 def request_cost(
-    route: Route, principal: Principal, query: Mapping[str, Any], headers: Headers, server: ServerContext
+    route: Route, principal: Principal, query: Mapping[str, Any], headers: Headers, watch_cache: WatchCache
 ) -> RequestCost:
     flow, tenant = flow_of(principal)
     cost, seats = queue_cost(route, query, headers), seats_needed(route, query, headers)
     if not tenant:
         return RequestCost(flow, cost, seats, 0, None)
     drawn = cost if route.method != "GET" or cost >= METERED_READ_COST else 0
-    return RequestCost(flow, cost, seats, drawn, tenant_rate(server, tenant))
+    return RequestCost(flow, cost, seats, drawn, tenant_rate(watch_cache, tenant))
 
 
 def flow_of(principal: Principal) -> tuple[str, str]:
@@ -349,8 +349,8 @@ def body_cost(size: int) -> int:
     return size // BYTES_PER_COST
 
 
-def tenant_rate(server: ServerContext, tenant: str) -> Rate:
-    stored = server.watch_cache.get(key_of("Tenant", tenant))
+def tenant_rate(watch_cache: WatchCache, tenant: str) -> Rate:
+    stored = watch_cache.get(key_of("Tenant", tenant))
     limits = stored.spec.limits if isinstance(stored, Tenant) else _DEFAULT_LIMITS
     return Rate(limits.requests_per_second, limits.requests_burst)
 

@@ -16,7 +16,8 @@ from remit.model.manifests.json_schema import SchemaWriter
 from remit.model.metadata import DNS_LABEL
 from remit.model.wire.api_types import PROBLEM_TYPE, PlannedPlacement, ProblemAnswer
 from remit.proposal.explain.result_types import PendingExplanation
-from remit.serve.http.routes import NDJSON, Parameter, ResponseSpec, Route
+from remit.serve.http.media_types import NDJSON
+from remit.serve.http.routes import Parameter, ResponseSpec, Route
 
 EXAMPLE_MANIFESTS: Final = {definition.kind: definition.example for definition in DEFINITIONS if definition.is_declared}
 """One valid example of each declared kind."""

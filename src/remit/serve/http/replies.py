@@ -20,7 +20,7 @@ from remit.law.refusals import REFUSALS
 from remit.model.claims import Code, Refused
 from remit.model.problems import Problem
 from remit.model.wire.api_types import OPERATION_HEADER, PROBLEM_TYPE, ProblemAnswer, ProblemItem
-from remit.serve.http.routes import JSON
+from remit.serve.http.media_types import JSON
 from remit.store.protocol import Compacted, Corrupt, Invalid, StoreError
 
 RETRY_AFTER_MS: Final = 1_000
@@ -33,7 +33,7 @@ REFUSAL_STATUSES: Final[dict[Code, int]] = {
     Code.TENANT: 403,
     Code.NOT_OWNER: 403,
     Code.NOT_FOUND: 404,
-    Code.FAULT: 500,
+    Code.INTERNAL_ERROR: 500,
 }
 """HTTP status of a refusal by the authority. Every other code is 409: the claim conflicts with the current state."""
 
@@ -55,6 +55,7 @@ class ApiProblem(Exception):
         cure: str = "",
         problems: Sequence[ProblemItem] = (),
         revision: int = 0,
+        reason: str = "",
         retry_after_ms: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> None:
@@ -67,6 +68,7 @@ class ApiProblem(Exception):
             cure=cure,
             problems=tuple(problems),
             revision=revision,
+            reason=reason,
         )
         self.headers = dict(headers or {})
         if retry_after_ms:
@@ -168,7 +170,7 @@ def store_problem(error: StoreError) -> ApiProblem:
         case Invalid():
             return ApiProblem(400, "malformed", str(error), cure="correct the request: the store cannot represent it")
         case Corrupt():
-            return ApiProblem(500, "fault", str(error), cure="the store is corrupt: restore a backup")
+            return ApiProblem(500, Code.INTERNAL_ERROR.value, str(error), cure="the store is corrupt: restore a backup")
         case _:
             return unavailable(str(error))
 

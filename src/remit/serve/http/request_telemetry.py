@@ -13,7 +13,6 @@ from typing import Final
 
 from remit.commitment.outcomes import AuditEntry
 from remit.model.counters import OTHER, SECONDS_BUCKETS, BoundedCounter, Histogram
-from remit.serve.http.routes import Route
 from remit.world.clock import stopwatch_ns
 from remit.world.structured_log import LogLevel, StructuredLog
 
@@ -71,7 +70,7 @@ def decision_logger(log: StructuredLog) -> Callable[[AuditEntry], None] | None:
     if not log.is_enabled("debug"):
         return None
 
-    def tell(entry: AuditEntry) -> None:
+    def log_entry(entry: AuditEntry) -> None:
         log.debug(
             "operation refused" if entry.code else "operation accepted",
             trace=entry.trace,
@@ -86,14 +85,13 @@ def decision_logger(log: StructuredLog) -> Callable[[AuditEntry], None] | None:
             detail=entry.detail,
         )
 
-    return tell
+    return log_entry
 
 
 NO_ROUTE: Final = "none"
 METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"))
 STATUS_CLASSES: Final = ("1xx", "2xx", "3xx", "4xx", "5xx")
 TOO_MANY_REQUESTS: Final = 429
-_TENANT: Final = "{tenant}"
 DISCONNECTED: Final = "gone"
 """Status class of requests whose client left before the response."""
 
@@ -112,11 +110,11 @@ class RequestMetrics:
         self.throttled = BoundedCounter()
         """Rate-limited requests (429), by flow class."""
 
-    def count_problem(self, code: str, status: int, route: Route | None) -> None:
-        """Count a request that is answered with a problem."""
+    def count_problem(self, code: str, status: int, flow_class: str) -> None:
+        """Count a request that is answered with a problem. `flow_class` is empty for requests without a route."""
         self.problems.add(code)
-        if status == TOO_MANY_REQUESTS and route is not None:
-            self.throttled.add("first" if route.unqueued else "tenants" if _TENANT in route.path else "scope")
+        if status == TOO_MANY_REQUESTS and flow_class:
+            self.throttled.add(flow_class)
 
     def begin(self) -> int:
         self.in_flight += 1

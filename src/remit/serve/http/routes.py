@@ -1,4 +1,4 @@
-"""Route, parameter, body and response types.
+"""Route, parameter, body and response types, and the request that a handler gets.
 
 Routes are data: `app.py` dispatches by the table of routes, and `openapi.py` describes the same table, so the description
 always matches what is served. Nothing is answered here.
@@ -6,24 +6,19 @@ always matches what is served. Nothing is answered here.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Struct
 from starlette.responses import Response
+from starlette.types import Receive
 
-from remit.model.identity import Audience
-from remit.model.wire.api_types import LINES_TYPE, PATCH_TYPE
-
-if TYPE_CHECKING:
-    from remit.serve.http.request_context import RequestContext
-    from remit.serve.server_context import ServerContext
-
-JSON: Final = "application/json"
-NDJSON: Final = LINES_TYPE
-MERGE_PATCH: Final = PATCH_TYPE
-TEXT: Final = "text/plain"
+from remit.law.authorization import actor_of
+from remit.model.claims import Actor
+from remit.model.identity import Audience, Principal
+from remit.serve.http.media_types import JSON
+from remit.serve.server_context import ServerContext
 
 OBJECT_BYTES_MAX: Final = 1 << 20
 MANY_BYTES_MAX: Final = 16 << 20
@@ -113,6 +108,11 @@ class Route(Struct, frozen=True):
         return self.method == "GET" or self.read_only
 
     @property
+    def flow_class(self) -> str:
+        """Class of flows that this route is rate-limited in: `first` before all others, a tenant's, or the scope's."""
+        return "first" if self.unqueued else "tenants" if "{tenant}" in self.path else "scope"
+
+    @property
     def variables(self) -> tuple[str, ...]:
         """Names of the path variables, in order."""
         return _variables(self.path)
@@ -121,3 +121,51 @@ class Route(Struct, frozen=True):
 @cache
 def _variables(path: str) -> tuple[str, ...]:
     return tuple(part[1:-1] for part in path.split("/") if part.startswith("{"))
+
+
+ANONYMOUS: Final = Principal("", "", "viewer")
+"""Principal of requests to routes that need no token."""
+
+
+class RequestContext:
+    """One request, as passed to its handler.
+
+    `path` and `query` are by name; an omitted query parameter has its default. `body` is complete and within the limit of
+    its route. On a duplex route `body` is empty and `receive` yields it piece by piece.
+    """
+
+    __slots__ = ("body", "extra_cost", "headers", "media", "path", "principal", "query", "receive", "route", "trace")
+
+    def __init__(
+        self,
+        route: Route,
+        path: Mapping[str, str],
+        query: Mapping[str, Any],
+        headers: Mapping[str, str],
+        trace: str,
+        body: bytes = b"",
+        media: str = "",
+        principal: Principal = ANONYMOUS,
+        receive: Receive | None = None,
+    ) -> None:
+        self.route = route
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.trace = trace
+        self.body = body
+        self.media = media
+        """Media type of the body, one of the route's; empty without a body."""
+        self.principal = principal
+        self.receive = receive
+        self.extra_cost = 0
+        """Cost that the handler found beyond what was known before the body was read; charged to the flow afterwards."""
+
+    @property
+    def actor(self) -> Actor:
+        return actor_of(self.principal)
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the path, else the caller's tenant. Empty: all tenants."""
+        return self.path.get("tenant", "") or self.principal.tenant

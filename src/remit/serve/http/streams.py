@@ -1,4 +1,4 @@
-"""Long-lived responses: bookmarks, heartbeats, disconnects, shutdown.
+"""Long-lived responses: limits, bookmarks, heartbeats, disconnects, shutdown.
 
 A stream ends when its content ends, the client disconnects or stalls, its token is revoked, or the server shuts down. The
 caller produces the content.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
+from weakref import WeakValueDictionary
 
 import msgspec
 from msgspec import Struct
@@ -18,12 +19,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from remit.model.identity import Principal
-from remit.serve.http.routes import NDJSON
+from remit.model.wire.api_types import LINES_TYPE
+from remit.serve.auth.access_control import TokenIndex
+from remit.serve.http.connection_limits import WatchLimit
 from remit.world.concurrency import first_failure
 from remit.world.interfaces import Clock
-
-if TYPE_CHECKING:
-    from remit.serve.server_context import ServerContext
 
 SEND_MS_MAX: Final = 30_000
 """A client that takes nothing for this long is disconnected."""
@@ -89,6 +89,37 @@ class HeartbeatTimer:
                 callback(self._interval_ms)
 
 
+class OpenStreams:
+    """Open watches, logs and sessions of one server. `closing` is set when the server shuts down and ends every stream."""
+
+    def __init__(self, clock: Clock, tokens: TokenIndex, heartbeat_ms: int, streams_max: int) -> None:
+        self.clock, self.tokens = clock, tokens
+        self.closing = asyncio.Event()
+        self.heartbeat_timer = HeartbeatTimer(clock, heartbeat_ms)
+        self.user_watches, self.component_watches = WatchLimit(streams_max), WatchLimit(streams_max)
+        """Separate limits, so that watches of users never keep agents from following their assignments."""
+        self._selector_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def count(self) -> int:
+        return self.user_watches.count + self.component_watches.count
+
+    def slot(self, principal: Principal) -> AbstractContextManager[None]:
+        """Return a context that counts one open stream. Entering it raises `ApiProblem` if there are too many."""
+        if principal.audience != "user":
+            return self.component_watches.slot(f"token {principal.token}")
+        return self.user_watches.slot(f"tenant {principal.tenant}" if principal.tenant else principal.subject)
+
+    def selector_lock(self, flow: str) -> asyncio.Lock:
+        """Return the lock that serialises selector evaluation over the watches of one flow. It exists as long as a watch of the
+        flow refers to it.
+        """
+        lock = self._selector_locks.get(flow)
+        if lock is None:
+            lock = self._selector_locks[flow] = asyncio.Lock()
+        return lock
+
+
 class StreamResponse(Response):
     """Sends what `pieces` yields until it ends, the client disconnects, or the server shuts down. On shutdown `final_piece` is
     sent; without one the response is cut off.
@@ -101,9 +132,9 @@ class StreamResponse(Response):
     def __init__(
         self,
         pieces: AsyncGenerator[bytes, None],
-        server: ServerContext,
+        streams: OpenStreams,
         *,
-        media: str = NDJSON,
+        media: str = LINES_TYPE,
         final_piece: bytes = b"",
         headers: Mapping[str, str] | None = None,
         on_heartbeat: Callable[[], None] | None = None,
@@ -116,7 +147,7 @@ class StreamResponse(Response):
         """Set when the token is no longer valid, or the client has stalled."""
         self.principal: Principal | None = None
         """The caller, whose token must stay valid for as long as the stream lasts."""
-        self._pieces, self._server, self._final_piece = pieces, server, final_piece
+        self._pieces, self._streams, self._final_piece = pieces, streams, final_piece
         self.status_code = 200
         self.media_type = media
         self.background = None
@@ -131,11 +162,11 @@ class StreamResponse(Response):
             try_send: TrySend = partial(scope["piece"], scope) if "piece" in scope else _never_send
             if self._on_open is not None:
                 self._on_open(try_send)
-            with self._server.heartbeat_timer.subscribed(self._check_client), first_failure():
+            with self._streams.heartbeat_timer.subscribed(self._check_client), first_failure():
                 async with asyncio.TaskGroup() as group:
                     sending = group.create_task(self._send_all(send, try_send))
                     disconnect = group.create_task(_wait_for_disconnect(receive))
-                    closing = group.create_task(self._server.closing.wait())
+                    closing = group.create_task(self._streams.closing.wait())
                     revocation = group.create_task(self._wait_until_revoked())
                     stall = group.create_task(self._cut_off.wait())
                     tasks = (sending, disconnect, closing, revocation, stall)
@@ -150,7 +181,7 @@ class StreamResponse(Response):
             if shutdown and not self._final_piece:
                 return  # no last chunk: an unfinished response must not look complete
             with suppress(TimeoutError):
-                async with self._server.clock.timeout_ms(SEND_MS_MAX):
+                async with self._streams.clock.timeout_ms(SEND_MS_MAX):
                     await send(
                         {"type": "http.response.body", "body": self._final_piece if shutdown else b"", "more_body": False}
                     )
@@ -160,7 +191,7 @@ class StreamResponse(Response):
         if self.principal is None:
             await asyncio.Event().wait()
         else:
-            await self._server.tokens.wait_until_revoked(self.principal)
+            await self._streams.tokens.wait_until_revoked(self.principal)
 
     def _check_client(self, ms: int) -> None:
         """Called at every heartbeat: check that the token is still valid and that the client has taken something lately."""
@@ -168,7 +199,9 @@ class StreamResponse(Response):
             self._on_heartbeat()
         self._stalled_ms = self._stalled_ms + ms if self._sending and self._sent_count == self._count_at_heartbeat else 0
         self._count_at_heartbeat = self._sent_count
-        if self._stalled_ms >= SEND_MS_MAX or (self.principal is not None and not self._server.tokens.is_valid(self.principal)):
+        if self._stalled_ms >= SEND_MS_MAX or (
+            self.principal is not None and not self._streams.tokens.is_valid(self.principal)
+        ):
             self._cut_off.set()
 
     async def _send_all(self, send: Send, try_send: TrySend) -> None:
@@ -206,10 +239,10 @@ SHUTDOWN_LINE: Final = json_line(ResyncLine("shutdown"))
 
 def watch_response(
     lines: AsyncGenerator[bytes, None],
-    server: ServerContext,
+    streams: OpenStreams,
     *,
     on_heartbeat: Callable[[], None] | None = None,
     on_open: Callable[[TrySend], None] | None = None,
 ) -> StreamResponse:
     """Return a watch response: NDJSON whose last line tells the client how to continue."""
-    return StreamResponse(lines, server, final_piece=SHUTDOWN_LINE, on_heartbeat=on_heartbeat, on_open=on_open)
+    return StreamResponse(lines, streams, final_piece=SHUTDOWN_LINE, on_heartbeat=on_heartbeat, on_open=on_open)

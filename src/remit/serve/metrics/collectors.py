@@ -20,10 +20,16 @@ from remit.serve.metrics.exposition import MetricSource, Sample
 
 if TYPE_CHECKING:
     from remit.agent.agent import Agent
+    from remit.commitment.standby import Standby
     from remit.correction.controller_set import ControllerSet
+    from remit.observation.watch_cache import WatchCache
     from remit.proposal.scheduler import Scheduler
-    from remit.serve.server_context import ServerContext
+    from remit.serve.http.request_telemetry import RequestMetrics
+    from remit.serve.http.streams import OpenStreams
+    from remit.serve.metrics.lifecycle_metrics import LifecycleMetrics
+    from remit.serve.metrics.telemetry import Telemetry
     from remit.store.sqlite.store import SqliteStore
+    from remit.world.interfaces import Clock
     from remit.world.structured_log import StructuredLog
 
 TENANTS_MAX: Final = 20
@@ -47,11 +53,12 @@ def _in_units(resource: str, count: float) -> float:
 # -- the server ----------------------------------------------------------------------------------------------------------------
 
 
-def server_metrics(server: ServerContext) -> MetricSource:
+def server_metrics(
+    standby: Standby, watch_cache: WatchCache, streams: OpenStreams, telemetry: Telemetry, clock: Clock
+) -> MetricSource:
     """The scope as this server sees it, its API, the store's revision, and the authority if it runs here."""
 
     def samples() -> Iterator[Sample]:
-        watch_cache = server.watch_cache
         yield Sample("remit_build_info", 1, (__version__,))
         for phase, keys in watch_cache.by_phase.items():
             yield Sample("remit_replicas", len(keys), (phase.value,))
@@ -64,20 +71,19 @@ def server_metrics(server: ServerContext) -> MetricSource:
                 yield Sample("remit_objects", count, (BY_PREFIX[prefix].kind,))
         yield Sample("remit_view_age_seconds", watch_cache.age_ms() / 1000, ("server",))
         yield Sample("remit_store_revision", watch_cache.revision)
-        yield Sample("remit_watchers", server.open_watches)
-        yield from _lifecycle_samples(server)
-        yield from _request_samples(server)
-        authority = server.standby.leading
-        yield Sample("remit_authority_leading", int(authority is not None))
-        yield from _decision_samples(server.standby.metrics)
+        yield Sample("remit_watchers", streams.count)
+        yield from _lifecycle_samples(telemetry.lifecycle)
+        yield from _request_samples(telemetry.requests)
+        authority = standby.leading
+        yield Sample("remit_authority_is_leader", int(authority is not None))
+        yield from _decision_samples(standby.metrics)
         if authority is not None:
-            yield from _authority_samples(authority, server.clock.now_ms())
+            yield from _authority_samples(authority, clock.now_ms())
 
     return samples
 
 
-def _lifecycle_samples(server: ServerContext) -> Iterator[Sample]:
-    lifecycle = server.lifecycle_metrics
+def _lifecycle_samples(lifecycle: LifecycleMetrics) -> Iterator[Sample]:
     yield Sample("remit_bind_duration_seconds", lifecycle.bind_durations)
     yield Sample("remit_start_duration_seconds", lifecycle.start_durations)
     yield Sample("remit_ready_duration_seconds", lifecycle.ready_durations)
@@ -85,8 +91,7 @@ def _lifecycle_samples(server: ServerContext) -> Iterator[Sample]:
     yield from _count_samples("remit_phase_entries_total", lifecycle.phase_entries)
 
 
-def _request_samples(server: ServerContext) -> Iterator[Sample]:
-    metrics = server.request_metrics
+def _request_samples(metrics: RequestMetrics) -> Iterator[Sample]:
     for labels, count in metrics.counts.items():
         yield Sample("remit_http_requests_total", count, labels)
     for route, duration in metrics.durations.items():
@@ -100,19 +105,20 @@ def _count_samples(name: str, counts: BoundedCounter) -> Iterator[Sample]:
     return (Sample(name, count, (kind,)) for kind, count in sorted(counts.items()))
 
 
-def _decision_samples(tally: AuthorityMetrics) -> Iterator[Sample]:
-    yield Sample("remit_authority_batch_size", tally.batches)
-    yield Sample("remit_authority_commit_duration_seconds", tally.commits)
-    yield from _count_samples("remit_operations_total", tally.accepted)
-    yield from _count_samples("remit_refusals_total", tally.refused)
-    for reason, count in tally.node_losses().items():
+def _decision_samples(metrics: AuthorityMetrics) -> Iterator[Sample]:
+    yield Sample("remit_authority_batch_size", metrics.batches)
+    yield Sample("remit_authority_commit_duration_seconds", metrics.commits)
+    for operation, count in sorted(metrics.accepted.items()):
+        yield Sample("remit_operations_total", count, (operation, operation))
+    yield from _count_samples("remit_refusals_total", metrics.refused)
+    for reason, count in metrics.node_losses().items():
         yield Sample("remit_evicted_replicas_total", count, (reason,))
 
 
 def _authority_samples(authority: Authority, now_ms: int) -> Iterator[Sample]:
     yield Sample("remit_authority_epoch", authority.head.epoch)
-    yield Sample("remit_books_replicas", len(authority.books.replicas))
-    yield Sample("remit_books_outcomes", len(authority.outcomes))
+    yield Sample("remit_authority_replicas", len(authority.books.replicas))
+    yield Sample("remit_authority_outcomes", len(authority.outcomes))
     ages = sorted(
         max(0, now_ms - at_ms)
         for lease, at_ms in authority.renewals.renewed_ms.items()
@@ -174,12 +180,12 @@ def log_metrics(log: StructuredLog) -> MetricSource:
 
 def scheduler_metrics(scheduler: Scheduler) -> MetricSource:
     def samples() -> Iterator[Sample]:
-        tally, cycle = scheduler.counts, scheduler.cycle
-        yield from _count_samples("remit_schedule_attempts_total", tally.attempts)
-        yield Sample("remit_schedule_attempt_duration_seconds", tally.propose_s)
-        yield Sample("remit_preemption_victims", tally.victims)
+        counts, cycle = scheduler.counts, scheduler.cycle
+        yield from _count_samples("remit_schedule_attempts_total", counts.attempts)
+        yield Sample("remit_schedule_attempt_duration_seconds", counts.propose_s)
+        yield Sample("remit_preemption_victims", counts.victims)
         yield Sample("remit_view_age_seconds", scheduler.view.age_ms() / 1000, ("scheduler",))
-        yield Sample("remit_leading", int(cycle is not None), (Role.SCHEDULER.value,))
+        yield Sample("remit_is_leader", int(cycle is not None), (Role.SCHEDULER.value,))
         replicas: dict[str, int] = {}
         resources: dict[tuple[str, str], int] = {}
         for line in cycle.backlog.queues() if cycle is not None else ():
@@ -195,14 +201,14 @@ def scheduler_metrics(scheduler: Scheduler) -> MetricSource:
     return samples
 
 
-def controller_metrics(crew: ControllerSet) -> MetricSource:
+def controller_metrics(controllers: ControllerSet) -> MetricSource:
     def samples() -> Iterator[Sample]:
-        yield Sample("remit_view_age_seconds", crew.cache.age_ms() / 1000, ("controllers",))
-        for loop in crew.loops:
+        yield Sample("remit_view_age_seconds", controllers.cache.age_ms() / 1000, ("controllers",))
+        for loop in controllers.loops:
             name = (loop.lease.partition("/")[2] or loop.lease,)
-            yield Sample("remit_leading", int(loop.queue_depth is not None), (loop.lease,))
-            yield Sample("remit_controller_due_keys", loop.queue_depth or 0, name)
-            yield Sample("remit_controller_looks_total", loop.reconciles, name)
+            yield Sample("remit_is_leader", int(loop.queue_depth is not None), (loop.lease,))
+            yield Sample("remit_controller_queue_depth", loop.queue_depth or 0, name)
+            yield Sample("remit_controller_reconciles_total", loop.reconciles, name)
             yield Sample("remit_controller_retries_total", loop.retries, name)
 
     return samples

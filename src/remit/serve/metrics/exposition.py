@@ -31,13 +31,17 @@ MetricComponent = Literal["server", "scheduler", "controllers", "agent"]
 
 
 class MetricDefinition(NamedTuple):
-    """One metric. `component` is the process that reports it; in `remit up` the first three are one process."""
+    """One metric. `component` is the process that reports it; in `remit up` the first three are one process.
+
+    A metric with a `former_name` is exposed under both names for one release.
+    """
 
     name: str
     type: Literal["counter", "gauge", "histogram"]
     component: MetricComponent
     help: str
     labels: tuple[str, ...] = ()
+    former_name: str = ""
 
 
 _DEFINITIONS: Final = (
@@ -54,7 +58,11 @@ _DEFINITIONS: Final = (
     ),
     MetricDefinition("remit_replica_attempts", "histogram", "server", "Attempts that a replica had made when it was released."),
     MetricDefinition(
-        "remit_operations_total", "counter", "server", "Operations accepted by the authority, by type of operation.", ("did",)
+        "remit_operations_total",
+        "counter",
+        "server",
+        "Operations accepted by the authority, by type of operation.",
+        ("operation", "did"),
     ),
     MetricDefinition(
         "remit_refusals_total", "counter", "server", "Operations refused by the authority, by refusal code.", ("code",)
@@ -63,7 +71,11 @@ _DEFINITIONS: Final = (
         "remit_evicted_replicas_total", "counter", "server", "Replicas that lost their node, by cause.", ("reason",)
     ),
     MetricDefinition(
-        "remit_authority_leading", "gauge", "server", "1 while this server is the authority of its scope, otherwise 0."
+        "remit_authority_is_leader",
+        "gauge",
+        "server",
+        "1 while this server is the authority of its scope, otherwise 0.",
+        former_name="remit_authority_leading",
     ),
     MetricDefinition("remit_authority_epoch", "gauge", "server", "Epoch of the authority; every takeover increases it."),
     MetricDefinition("remit_authority_batch_size", "histogram", "server", "Operations per batch of the authority."),
@@ -73,8 +85,20 @@ _DEFINITIONS: Final = (
         "server",
         "Time from the decision on a batch until it is durable.",
     ),
-    MetricDefinition("remit_books_replicas", "gauge", "server", "Replicas in the memory of the authority."),
-    MetricDefinition("remit_books_outcomes", "gauge", "server", "Recorded outcomes of operations, which answer retries."),
+    MetricDefinition(
+        "remit_authority_replicas",
+        "gauge",
+        "server",
+        "Replicas in the memory of the authority.",
+        former_name="remit_books_replicas",
+    ),
+    MetricDefinition(
+        "remit_authority_outcomes",
+        "gauge",
+        "server",
+        "Recorded outcomes of operations, which answer retries.",
+        former_name="remit_books_outcomes",
+    ),
     MetricDefinition(
         "remit_heartbeat_age_seconds",
         "gauge",
@@ -156,12 +180,29 @@ _DEFINITIONS: Final = (
     ),
     MetricDefinition("remit_preemption_victims", "histogram", "scheduler", "Replicas preempted for one reservation."),
     MetricDefinition(
-        "remit_leading", "gauge", "controllers", "1 while this process holds the lease of the role, otherwise 0.", ("role",)
+        "remit_is_leader",
+        "gauge",
+        "controllers",
+        "1 while this process holds the lease of the role, otherwise 0.",
+        ("role",),
+        former_name="remit_leading",
     ),
     MetricDefinition(
-        "remit_controller_due_keys", "gauge", "controllers", "Keys in the controller's work queue.", ("controller",)
+        "remit_controller_queue_depth",
+        "gauge",
+        "controllers",
+        "Keys in the controller's work queue.",
+        ("controller",),
+        former_name="remit_controller_due_keys",
     ),
-    MetricDefinition("remit_controller_looks_total", "counter", "controllers", "Keys reconciled.", ("controller",)),
+    MetricDefinition(
+        "remit_controller_reconciles_total",
+        "counter",
+        "controllers",
+        "Keys reconciled.",
+        ("controller",),
+        former_name="remit_controller_looks_total",
+    ),
     MetricDefinition(
         "remit_controller_retries_total",
         "counter",
@@ -179,7 +220,15 @@ _DEFINITIONS: Final = (
     MetricDefinition("remit_build_info", "gauge", "server", "Always 1; the version is in the label.", ("version",)),
 )
 
-METRICS: Final[dict[str, MetricDefinition]] = {meter.name: meter for meter in _DEFINITIONS}
+METRICS: Final[dict[str, MetricDefinition]] = {metric.name: metric for metric in _DEFINITIONS}
+
+_EXPOSED: Final[dict[str, tuple[MetricDefinition, ...]]] = {
+    metric.name: (metric, metric._replace(name=metric.former_name, help=f"Deprecated: use {metric.name}."))
+    if metric.former_name
+    else (metric,)
+    for metric in _DEFINITIONS
+}
+"""The families that each metric is exposed as: its own, and that of its former name."""
 
 
 OPENMETRICS: Final = "application/openmetrics-text"
@@ -220,10 +269,11 @@ class MetricsRegistry:
         families: dict[str, CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily] = {}
         for source in self._sources:
             for sample in source():
-                family = families.get(sample.name)
-                if family is None:
-                    family = families[sample.name] = _family(METRICS[sample.name])
-                _add_sample(family, sample)
+                for definition in _EXPOSED[sample.name]:
+                    family = families.get(definition.name)
+                    if family is None:
+                        family = families[definition.name] = _family(definition)
+                    _add_sample(family, sample)
         yield from families.values()
 
     def render(self, accept: str = "") -> tuple[bytes, str]:

@@ -12,8 +12,7 @@ from msgspec import Meta, Struct
 from starlette.responses import Response
 
 from remit.model.kinds import Node
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import Parameter, ResponseSpec, Route
+from remit.serve.http.routes import Parameter, RequestContext, ResponseSpec, Route
 from remit.serve.metrics.exposition import PLAIN_TYPE
 from remit.serve.objects.reads import json_response
 from remit.serve.server_context import ServerContext
@@ -32,7 +31,7 @@ class Targets(Struct, frozen=True):
 
 
 async def get_metrics(request: RequestContext, server: ServerContext) -> Response:
-    body, media = server.metrics.render(request.headers.get("accept", ""))
+    body, media = server.telemetry.registry.render(request.headers.get("accept", ""))
     return Response(body, headers={"content-type": media})
 
 
@@ -52,7 +51,7 @@ async def discover_endpoints(request: RequestContext, server: ServerContext) -> 
                 region=endpoint.region,
                 zone=endpoint.zone,
                 port=name,
-                scope=server.scope,
+                scope=server.authority.scope,
             ),
         )
         for endpoint in server.endpoints.list_endpoints(
@@ -66,7 +65,8 @@ async def discover_endpoints(request: RequestContext, server: ServerContext) -> 
 
 async def discover_nodes(request: RequestContext, server: ServerContext) -> Response:
     groups = [
-        _node_targets(row.obj, request.query["port"], server.scope) for _, row in sorted(server.watch_cache.of_kind("node/"))
+        _node_targets(row.obj, request.query["port"], server.authority.scope)
+        for _, row in sorted(server.watch_cache.of_kind("node/"))
     ]
     return json_response([group for group in groups if group is not None])
 

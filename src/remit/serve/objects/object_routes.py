@@ -24,19 +24,8 @@ from remit.model.wire.api_types import (
     ListOf,
     WatchLine,
 )
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import (
-    JSON,
-    LIST_COST,
-    MANY_BYTES_MAX,
-    MERGE_PATCH,
-    NDJSON,
-    BodySpec,
-    Handler,
-    Parameter,
-    ResponseSpec,
-    Route,
-)
+from remit.serve.http.media_types import JSON, MERGE_PATCH, NDJSON
+from remit.serve.http.routes import LIST_COST, MANY_BYTES_MAX, BodySpec, Handler, Parameter, RequestContext, ResponseSpec, Route
 from remit.serve.objects.reads import get_list, get_one
 from remit.serve.objects.watch_stream import get_watch
 from remit.serve.objects.writes import apply_all, create, delete, patch, replace
@@ -81,7 +70,7 @@ def for_kind(handle: KindHandler, kind: str) -> Handler:
         return await handle(request, server, kind)
 
     async def sealing(request: RequestContext, server: ServerContext) -> Response:
-        with server.keyring.track_write():
+        with server.auth.keyring.track_write():
             return await handle(request, server, kind)
 
     return sealing if kind == "Secret" and handle in (create, replace, patch) else handler

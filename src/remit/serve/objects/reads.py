@@ -30,9 +30,9 @@ from remit.model.problems import closest_name, did_you_mean, one_of, quoted
 from remit.model.records import Generation, Replica
 from remit.model.resources import Amount, Duration
 from remit.observation.watch_cache import WatchCache
+from remit.serve.http.media_types import JSON
 from remit.serve.http.replies import ApiProblem, BytesResponse
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import JSON
+from remit.serve.http.routes import RequestContext
 from remit.serve.objects.rendering import etag, render_list
 from remit.serve.objects.rendering import render_object as shown_object
 from remit.serve.server_context import ServerContext

@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 from remit.model.kinds import Secret
 from remit.model.kinds.registry import BY_PREFIX
 from remit.model.metadata import API_VERSION
-from remit.model.objects import KINDS, AnyObject, decode, encode
+from remit.model.objects import KINDS, decode, encode
 from remit.model.secrets import plain_bytes
 from remit.model.wire.api_types import GoneMeta, GoneObject
 
@@ -172,8 +172,3 @@ def render_list(kind: str, items: Iterable[bytes], revision: int, rest: str) -> 
 def etag(revision: int) -> str:
     """Return the ETag of an object at this revision."""
     return f'"{revision}"'
-
-
-def redact_secret(obj: AnyObject) -> AnyObject:
-    """Remove the values of a secret that is not stored yet."""
-    return decode(_redact_secret_row(encode(obj))) if isinstance(obj, Secret) else obj

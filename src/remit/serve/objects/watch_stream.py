@@ -17,7 +17,7 @@ from remit.model.kinds.registry import DEFINITIONS
 from remit.model.objects import decode
 from remit.serve.http.fair_queue import flow_of
 from remit.serve.http.replies import ApiProblem
-from remit.serve.http.request_context import RequestContext
+from remit.serve.http.routes import RequestContext
 from remit.serve.http.streams import (
     LARGE_BYTES,
     BookmarkLine,
@@ -63,7 +63,7 @@ async def get_watch(request: RequestContext, server: ServerContext, kind: str) -
         raise ApiProblem(410, "compacted", detail, cure="list again, then watch after its revision", revision=now) from None
     flow, _ = flow_of(request.principal)
     watch = _WatchStream(server, flow, prefix, selector, now if after is None else after, history, kind not in UNCACHED_KINDS)
-    return watch_response(watch.lines(), server, on_heartbeat=watch.on_heartbeat, on_open=watch.on_open)
+    return watch_response(watch.lines(), server.streams, on_heartbeat=watch.on_heartbeat, on_open=watch.on_open)
 
 
 class _WatchStream:
@@ -79,7 +79,7 @@ class _WatchStream:
         self._heartbeat_due_ms = 0
         """When the next line is due, even if it is a heartbeat."""
         self._subscription: Subscription | None = None
-        self._selector_lock = server.selector_lock(flow)
+        self._selector_lock = server.streams.selector_lock(flow)
         self._incarnation = ""
         self._send: TrySend | None = None
 

@@ -51,9 +51,9 @@ from remit.serve.http.bodies import (
     validate_manifest,
 )
 from remit.serve.http.fair_queue import replica_creation_cost
+from remit.serve.http.media_types import JSON
 from remit.serve.http.replies import ApiProblem, refusal_problem, unanswered_problem
-from remit.serve.http.request_context import RequestContext
-from remit.serve.http.routes import JSON
+from remit.serve.http.routes import RequestContext
 from remit.serve.objects.reads import if_match_revision, json_response, object_not_found, object_response
 from remit.serve.objects.rendering import render_object as shown_object
 from remit.serve.server_context import ServerContext
@@ -82,13 +82,13 @@ def requested_operation_id(request: RequestContext) -> OperationID | None:
 async def submit(request: RequestContext, server: ServerContext, claim: AnyClaim) -> tuple[OperationID, Verdict]:
     """Submit a claim and return its verdict and operation id."""
     given = requested_operation_id(request)
-    operation = given or await server.issue_operation_id(request.actor)
+    operation = given or await server.authority.issue_operation_id(request.actor)
     try:
         to_submit = Operation(operation, request.actor, claim, NO_EVIDENCE, request.trace)
-        verdict = await retry_with_older_keys(server, to_submit, (await server.submit((to_submit,)))[0])
+        verdict = await retry_with_older_keys(server, to_submit, (await server.authority.submit((to_submit,)))[0])
         if given is None and isinstance(verdict, Refused) and verdict.code is Code.OPERATION_EXPIRED:
             # The scope was restored since this server last read the window, so the generated id was never used. Use a new one.
-            client = server.client(request.actor)
+            client = server.authority.client(request.actor)
             await client.status()
             operation = await client.new_operation_id()
             verdict = await client.submit(claim, operation_id=operation, trace=request.trace)
@@ -103,8 +103,8 @@ async def retry_with_older_keys(server: ServerContext, operation: Operation, ver
     """
     claim = operation.claim
     if _is_operation_mismatch(verdict) and isinstance(claim, Apply) and isinstance(claim.thing, Secret):
-        for former in server.keyring.sealing_keys.sealed_by_older_keys(claim.thing):
-            retried = (await server.submit((changed(operation, claim=changed(claim, thing=former)),)))[0]
+        for former in server.auth.keyring.sealing_keys.sealed_by_older_keys(claim.thing):
+            retried = (await server.authority.submit((changed(operation, claim=changed(claim, thing=former)),)))[0]
             if not _is_operation_mismatch(retried):
                 return retried
     return verdict
@@ -122,7 +122,7 @@ def require_accepted(verdict: Verdict, *, conditional: bool = False) -> Accepted
 
 async def row_at(server: ServerContext, name: str, revision: int) -> Row | None:
     """Return a row at a revision; the current one if that revision was compacted."""
-    committed = server.committed_object(name)
+    committed = server.authority.committed_object(name)
     if committed is not None and committed[1] == revision:
         return Row(name, encode(committed[0]), revision)  # the stored row is the encoded object
     try:
@@ -174,7 +174,7 @@ async def _apply(
 ) -> Response:
     claim = Apply(obj, expect, fill=True)
     if request.query["dryRun"]:
-        return _dry_run_response(server.dry_run(request.actor, [claim])[0], conditional=conditional)
+        return _dry_run_response(server.authority.dry_run(request.actor, [claim])[0], conditional=conditional)
     request.extra_cost = replica_creation_cost((obj,))
     operation, verdict = await submit(request, server, claim)
     return await _apply_response(request, server, obj, expect, operation, require_accepted(verdict, conditional=conditional))
@@ -220,7 +220,7 @@ async def patch(request: RequestContext, server: ServerContext, kind: str) -> Re
     base = (
         None
         if request.query["dryRun"]
-        else requested_operation_id(request) or await server.client(request.actor).new_operation_id()
+        else requested_operation_id(request) or await server.authority.client(request.actor).new_operation_id()
     )
     for attempt in range(PATCH_TRIES_MAX):
         row = await server.store.get(name)
@@ -230,7 +230,7 @@ async def patch(request: RequestContext, server: ServerContext, kind: str) -> Re
         check_path(obj, request, kind)
         claim = Apply(obj, matching or row.revision)
         if base is None:
-            return _dry_run_response(server.dry_run(request.actor, [claim])[0], conditional=matching is not None)
+            return _dry_run_response(server.authority.dry_run(request.actor, [claim])[0], conditional=matching is not None)
         operation = OperationID(f"{base}-{attempt}") if attempt else base
         verdict, recovered = await _submit_or_recover(request, server, operation, claim, base)
         if recovered and isinstance(verdict, Accepted) and await _is_different_patch(server, name, verdict.revision, change):
@@ -251,7 +251,7 @@ def _apply_patch(server: ServerContext, row: Row, change: dict[str, object]) -> 
         return validate_manifest(encode(merge_patch(to_manifest(stored), change)))
     return seal_for_storage(
         server,
-        validate_manifest(encode(merge_patch(to_manifest(server.keyring.sealing_keys.unseal_object(stored)), change))),
+        validate_manifest(encode(merge_patch(to_manifest(server.auth.keyring.sealing_keys.unseal_object(stored)), change))),
         already_sealed=stored.spec.data,
     )
 
@@ -264,7 +264,7 @@ async def _submit_or_recover(
     The same patch on a later state is another payload. If the operation id is taken, the recorded answer of the earlier try
     is returned.
     """
-    client = server.client(request.actor)
+    client = server.authority.client(request.actor)
     try:
         verdict = await client.submit(claim, operation_id=operation, trace=request.trace)
         if isinstance(verdict, Refused) and verdict.code is Code.OPERATION_MISMATCH:
@@ -298,7 +298,7 @@ async def delete(request: RequestContext, server: ServerContext, kind: str) -> R
     claim = Delete(kind, name, request.tenant, matching)
     conditional = matching is not None
     if request.query["dryRun"]:
-        trial = server.dry_run(request.actor, [claim])[0]
+        trial = server.authority.dry_run(request.actor, [claim])[0]
         if isinstance(trial.result, Refused):
             raise refusal_problem(trial.result, conditional=conditional)
         return _delete_response(kind, name, request.tenant, trial.result, 0, "")
@@ -334,7 +334,7 @@ class ApplyItem(NamedTuple):
 
 
 async def apply_all(request: RequestContext, server: ServerContext) -> Response:
-    with server.keyring.track_write():  # the manifests may contain secrets
+    with server.auth.keyring.track_write():  # the manifests may contain secrets
         return await _apply_all(request, server)
 
 
@@ -351,7 +351,7 @@ async def _apply_all(request: RequestContext, server: ServerContext) -> Response
         for index in changed_indexes
     ]
     if request.query["dryRun"]:
-        trials = server.dry_run(request.actor, claims)
+        trials = server.authority.dry_run(request.actor, claims)
         verdicts: Sequence[Verdict] = [
             trial.result if isinstance(trial.result, Refused) else Accepted(0, trial.result) for trial in trials
         ]
@@ -370,13 +370,13 @@ async def _submit_all(
     """Submit all claims in one call. Each operation id derives from the request's id and the index of the manifest, so a retry
     finds them.
     """
-    base = requested_operation_id(request) or await server.issue_operation_id(request.actor)
+    base = requested_operation_id(request) or await server.authority.issue_operation_id(request.actor)
     operations = [
         Operation(OperationID(f"{base}-{index}"), request.actor, claim, trace=request.trace)
         for index, claim in zip(indexes, claims, strict=True)
     ]
     try:
-        verdicts = await server.submit(operations) if operations else ()
+        verdicts = await server.authority.submit(operations) if operations else ()
         return base, [
             await retry_with_older_keys(server, operation, verdict)
             for operation, verdict in zip(operations, verdicts, strict=True)
@@ -387,9 +387,10 @@ async def _submit_all(
 
 async def _current_row(server: ServerContext, name: str) -> Row | None:
     """Return the stored row. If the leader runs here and does not know the key, skip the store read; the authority decides."""
-    return (
-        None if server.standby.leading is not None and server.committed_object(name) is None else await server.store.get(name)
-    )
+    authority = server.authority
+    if authority.standby.leading is not None and authority.committed_object(name) is None:
+        return None
+    return await server.store.get(name)
 
 
 def _expect(row: Row | None) -> int:

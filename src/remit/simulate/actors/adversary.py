@@ -7,7 +7,7 @@ the wrong phase, with a device that does not exist. It uses its own leases only,
 affected.
 
 `POLICY_LAPSED` is reached when the policies of the region are past their lease, `AWAITING_REPORTS` also after a restore;
-both are tried each time it is their turn. `FAULT` needs a bug in Remit, so nothing aims at it.
+both are tried each time it is their turn. `INTERNAL_ERROR` needs a bug in Remit, so nothing aims at it.
 """
 
 from __future__ import annotations
@@ -489,4 +489,4 @@ ATTEMPTS_BY_CODE: Final[Mapping[Code, Callable[[Adversary], Awaitable[None]]]] =
     Code.VICTIMS: Adversary.wrong_victims,
     Code.LIMIT: Adversary.limits,
 }
-"""The method that aims at each code. Every code except `FAULT` has one."""
+"""The method that aims at each code. Every code except `INTERNAL_ERROR` has one."""

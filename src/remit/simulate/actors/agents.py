@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from remit.agent.agent import Agent, AssignmentFeed
 from remit.agent.hosted_node import HostedNodeSpec
 from remit.agent.keeper.protocol import KeeperClient
-from remit.agent.preparation import Preparer, SecretAndConfigStep
+from remit.agent.preparation.preparer import Preparer, SecretAndConfigStep
 from remit.agent.run_spec import NodeSettings
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.rpc import material_source, order_feed

@@ -79,11 +79,11 @@ class RareEvents:
             if is_report and self._epochs.setdefault(run, entry.epoch) < entry.epoch:
                 self.count(RareEvent.ADOPTED)
         if (phase_of(old), phase_of(new)) == ("starting", "failed"):
-            result, reason = new["status"].get("result", ""), new["status"].get("reason", "")
-            if result == "gone" and "in time" in reason:
-                self.count(RareEvent.VOID)
-            elif result == "not started" and ("start deadline has passed" in reason or "fencing deadline passed" in reason):
-                self.count(RareEvent.LATE)
+            match new["status"].get("result", ""):
+                case "start abandoned":
+                    self.count(RareEvent.VOID)
+                case "start too late":
+                    self.count(RareEvent.LATE)
 
     def _on_node_change(self, step: CommitStep, old: Json, new: Json) -> None:
         drained = [condition for condition in new.get("status", {}).get("conditions", ()) if condition["type"] == "Drained"]

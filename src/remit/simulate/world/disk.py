@@ -20,25 +20,23 @@ from typing import Final
 
 from remit.law.fetch_policy import host_denial_reason
 from remit.model.artifacts import InvalidSource, parse_source
-from remit.world.files.artifacts import (
-    FetchLimits,
-    FetchPermissions,
-    FetchProgress,
-    NotFetched,
-    NotUnpacked,
-    UnpackLimits,
-    UnpackResult,
-)
 from remit.world.interfaces import (
     READ_BYTES_MAX,
     Disk,
     DiskError,
     DiskFull,
+    FetchLimits,
+    FetchPermissions,
+    FetchProgress,
     FileBusy,
     FileMissing,
     FileTooLarge,
     NotDurable,
+    NotFetched,
+    NotUnpacked,
     Randomness,
+    UnpackLimits,
+    UnpackResult,
 )
 
 _TEMPORARY_SUFFIX: Final = ".writing"

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, Protocol
 from remit.simulate.world.event_loop import ExecutionUnit, SimLoop
 from remit.world.interfaces import (
     Clock,
+    CommandOutput,
     ExitStatus,
     HostInventory,
     IsolationSupport,
@@ -34,13 +35,13 @@ from remit.world.interfaces import (
     ProbeResult,
     ProcessHandle,
     ProcessSpec,
+    PtySize,
     Usage,
     WorldError,
     check_group_name,
     check_process_spec,
     check_start_deadline,
 )
-from remit.world.process.exec_session import CommandOutput, PtySize
 
 SIGTERM: Final = 15
 SIGKILL: Final = 9

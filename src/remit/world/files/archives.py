@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final
 
 from remit.world.concurrency import StopSignal
-from remit.world.files.artifacts import NotUnpacked, UnpackLimits, UnpackResult
+from remit.world.interfaces import NotUnpacked, UnpackLimits, UnpackResult
 from remit.world.process.spawn import resolve_user
 
 READ_MAX: Final = 4 << 20

@@ -17,138 +17,25 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from remit.world.concurrency import StopSignal, WorkStopped
 from remit.world.files.disk import translating_os_errors
-from remit.world.interfaces import FileBusy, WorldError
+from remit.world.interfaces import (
+    FetchLimits,
+    FetchPermissions,
+    FetchProgress,
+    FileBusy,
+    NotFetched,
+    UnpackLimits,
+    UnpackResult,
+)
 
 if TYPE_CHECKING:
     import ssl
 
     from remit.world.files.archives import Unpacker
     from remit.world.files.http_fetch import Resolver
-
-
-class FetchPermissions(NamedTuple):
-    """Sources that a node allows replicas to fetch from.
-
-    `directories`: `file:` sources are read below these only. `hosts`: names and networks that may be fetched from although
-    they are not public.
-    """
-
-    directories: tuple[Path, ...] = ()
-    hosts: tuple[str, ...] = ()
-
-
-class FetchLimits(NamedTuple):
-    bytes_max: int = 4 << 30
-    idle_ms: int = 30_000
-    """Longest time without receiving any data."""
-    total_ms: int = 540_000
-    """Longest time for the complete fetch."""
-    redirects_max: int = 5
-
-
-class UnpackLimits(NamedTuple):
-    files_max: int = 200_000
-    bytes_max: int = 16 << 30
-    ratio_max: int = 200
-    """Largest ratio of unpacked to packed size, applied beyond the first few megabytes."""
-    depth_max: int = 64
-    as_root: bool = False
-    """The archive is a root file system. Its links are resolved inside the sandbox only, so their targets are not checked."""
-
-
-class UnpackResult(NamedTuple):
-    files: int
-    bytes: int
-
-
-FetchProgress = Callable[[int, int], None]
-"""Receives the number of bytes fetched and the total, or 0 if that is unknown. Called from a worker thread."""
-
-
-class ArtifactFetcher(Protocol):
-    """Fetches artifacts and puts them into a replica's directory.
-
-    Blocking work runs in threads, several items at once. Each call may be cancelled; then it leaves nothing behind.
-    """
-
-    async def fetch(
-        self,
-        source: str,
-        to: Path,
-        /,
-        *,
-        sha256: str,
-        permissions: FetchPermissions,
-        limits: FetchLimits = FetchLimits(),
-        on_progress: FetchProgress,
-    ) -> int:
-        """Fetch `source` into the new file `to` and return its size. If the digest differs, no file is left.
-
-        Raises `NotFetched`. The address is checked at every connection and again after every redirect, because the addresses
-        of a host name may change after an earlier check.
-        """
-        ...
-
-    async def unpack(
-        self, archive: Path, into: Path, /, *, below: Path, user: str = "", limits: UnpackLimits = UnpackLimits()
-    ) -> UnpackResult:
-        """Unpack a tar or zip archive into the directory `into`, created if absent; the files are owned by `user`.
-
-        Raises `NotUnpacked` if an entry would be outside of `below`, or is not a file, a directory, or a link
-        to a path inside `below`. Some entries may have been unpacked by then.
-        """
-        ...
-
-    async def place(self, file: Path, to: Path, /, *, below: Path, user: str = "") -> None:
-        """Copy `file` to `to`, owned by `user` and executable, and create missing parent directories.
-
-        No directory on the path under `below` may be a symbolic link, and nothing is replaced. Raises `NotUnpacked`.
-        """
-        ...
-
-    async def make_directory(self, directory: Path, /, *, below: Path, user: str = "") -> None:
-        """Create a directory and its parents if absent, with the same checks as `place`."""
-        ...
-
-    async def symlink(self, link: Path, target: Path, /, *, below: Path) -> None:
-        """Create a symbolic link to a path of the host, which may be anywhere, with the same checks as `place`."""
-        ...
-
-    async def publish(self, source: Path, to: Path, /) -> None:
-        """Rename a file or directory to its final name atomically. Raises `FileBusy` if the name exists; other `DiskError`."""
-        ...
-
-    async def change_stamp(self, path: Path, /) -> str:
-        """Return a value that changes whenever the content of the file may have changed; empty if it is not a regular file."""
-        ...
-
-    async def digest(self, path: Path, /) -> str:
-        """Return the SHA-256 of a file in hexadecimal. Raises `DiskError`."""
-        ...
-
-    async def size(self, directory: Path, /) -> int:
-        """Return the disk usage of a directory tree, links not followed; 0 if it does not exist."""
-        ...
-
-    async def resolve_allowed(self, directory: Path, allowed: tuple[Path, ...], /) -> Path | None:
-        """Resolve a directory of the host. Returns its real path if that is one of `allowed` or below one, otherwise None."""
-        ...
-
-
-class NotFetched(WorldError):
-    """The fetch failed. `retryable`: a retry may succeed."""
-
-    def __init__(self, cause: str, cure: str, *, retryable: bool = False) -> None:
-        super().__init__(cause, cure)
-        self.retryable = retryable
-
-
-class NotUnpacked(WorldError):
-    """The archive or file cannot be unpacked or placed."""
 
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from urllib.parse import urljoin
 from remit.law.fetch_policy import address_denial_reason, host_denial_reason
 from remit.model.artifacts import DEFAULT_PORTS, InvalidSource, SourceAddress, parse_source
 from remit.world.concurrency import StopSignal, WorkStopped
-from remit.world.files.artifacts import FetchLimits, FetchPermissions, NotFetched
+from remit.world.interfaces import FetchLimits, FetchPermissions, NotFetched
 
 READ_BYTES: Final = 256 << 10
 _REDIRECTS: Final = (301, 302, 303, 307, 308)

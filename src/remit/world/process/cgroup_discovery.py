@@ -6,6 +6,7 @@ Each mounted hierarchy is tried by creating a group and moving a child process i
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -39,19 +40,24 @@ def find_cgroups(parent: str = PARENT, *, mounts: str | None = None) -> Cgroups:
         for mount in mounts_found
         if mount.version == 2 or set(mount.controllers) & set(CONTROLLERS)
     ]
-    usable = [hierarchy.hierarchy for hierarchy in trials if hierarchy.hierarchy is not None]
-    usable = [hierarchy for hierarchy in usable if hierarchy.controllers or hierarchy.supports_kill]
-    if any(hierarchy.version == "v2" for hierarchy in usable):
-        # cgroup v2 accounts CPU time in every group, so a separate v1 cpuacct directory for each start would add nothing.
-        usable = [hierarchy for hierarchy in usable if hierarchy.version == "v2" or hierarchy.controllers != {"cpuacct"}]
+    usable = _usable_hierarchies(trials)
     available = {name for hierarchy in usable for name in hierarchy.controllers}
     missing = [name for name in ("cpu", "memory", "pids") if name not in available]
     if not missing:
         return Cgroups(usable)
-    reasons = list(dict.fromkeys(hierarchy.reason for hierarchy in trials if hierarchy.reason))
+    reasons = list(dict.fromkeys(trial.reason for trial in trials if trial.reason))
     unavailable = "no mounted cgroup hierarchy controls it" if mounts_found else "no cgroups are mounted"
     reason = "; ".join(reasons) if reasons else unavailable
     return Cgroups(usable, f"no limit on {', '.join(missing)}: {reason}")
+
+
+def _usable_hierarchies(trials: Sequence[HierarchyTrial]) -> list[CgroupHierarchy]:
+    found = [trial.hierarchy for trial in trials if trial.hierarchy is not None]
+    usable = [hierarchy for hierarchy in found if hierarchy.controllers or hierarchy.supports_kill]
+    if any(hierarchy.version == "v2" for hierarchy in usable):
+        # cgroup v2 accounts CPU time in every group, so a separate v1 cpuacct directory for each start would add nothing.
+        usable = [hierarchy for hierarchy in usable if hierarchy.version == "v2" or hierarchy.controllers != {"cpuacct"}]
+    return usable
 
 
 def parse_mounts(text: str) -> list[CgroupMount]:

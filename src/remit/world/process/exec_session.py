@@ -21,59 +21,12 @@ import termios
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from remit.world.interfaces import ExitStatus, NotStarted, ProcessHandle, ProcessSpec
+from remit.world.interfaces import CommandOutput, ExitStatus, NotStarted, ProcessHandle, ProcessSpec, PtySize
 from remit.world.process import procfs, spawn
 from remit.world.process.cgroups import Cgroups, GroupId
 from remit.world.process.exec_main import CLONE_NEWUSER
-
-
-class PtySize(NamedTuple):
-    """Size of a terminal in characters."""
-
-    rows: int = 24
-    columns: int = 80
-
-
-class CommandOutput(NamedTuple):
-    """Output of a command. With a terminal, all output is `stdout`."""
-
-    stream: Literal["stdout", "stderr"]
-    data: bytes
-
-
-class ExecSession(Protocol):
-    """A command that runs next to a process, and our ends of its streams. It ends, at the latest, with that process."""
-
-    async def read(self) -> CommandOutput | None:
-        """Return the next output, or None when no more can come. One reader at a time."""
-        ...
-
-    async def write(self, data: bytes, /) -> None:
-        """Write input. Returns when all is written, or when the command has closed its input. One writer at a time."""
-        ...
-
-    def close_input(self) -> None:
-        """Close the input. On a terminal, send the end-of-file key."""
-        ...
-
-    def resize(self, window: PtySize, /) -> None:
-        """Resize the command's terminal, if it has one."""
-        ...
-
-    async def wait(self) -> ExitStatus:
-        """Return when the command itself has ended."""
-        ...
-
-    async def kill_all(self) -> None:
-        """Kill all processes of the command. Returns when none is left. Buffered output can still be read."""
-        ...
-
-    async def close(self) -> None:
-        """Kill the command and release all descriptors; nothing can be read any more."""
-        ...
-
 
 PROGRAM: Final = Path(__file__).with_name("exec_main.py")
 READ_BYTES: Final = 32 << 10

@@ -29,6 +29,7 @@ from remit.world.interfaces import (
     NotStarted,
     ProcessHandle,
     ProcessSpec,
+    PtySize,
     Usage,
     WorldError,
     check_group_name,
@@ -38,7 +39,6 @@ from remit.world.interfaces import (
 from remit.world.process import exec_session, procfs, spawn
 from remit.world.process.cgroup_discovery import find_cgroups
 from remit.world.process.cgroups import PARENT, Cgroups, GroupId, GroupOccupied, parse_group_id
-from remit.world.process.exec_session import PtySize
 from remit.world.process.isolation import BUBBLEWRAP
 from remit.world.process.reaper import Reaper
 from remit.world.process.spawn_server import SpawnServer, StartOutcomeUnknown

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from remit.world.interfaces import NotStarted, ProcessSpec
+from remit.world.interfaces import NotStarted, ProcessSpec, StartTooLate
 from remit.world.process.isolation import BUBBLEWRAP, bubblewrap_args, bubblewrap_env, host_directory
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -259,7 +259,7 @@ def start_error(spec: ProcessSpec, argv: tuple[str, ...], step: str, code: int) 
     if step == "clone" and code not in (errno.EAGAIN, errno.ENOMEM):
         return CloneUnsupported(os.strerror(code).lower())
     if step == "late":
-        return NotStarted("the start deadline has passed", "look up the state of the process, then order a new start")
+        return StartTooLate("the start deadline has passed", "look up the state of the process, then order a new start")
     if step == "cwd" and spec.directory is not None:
         return _exec_error(spec, argv, OSError(code, os.strerror(code), str(spec.directory)))
     if step in ("exec", "clone"):

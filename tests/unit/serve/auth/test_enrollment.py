@@ -115,10 +115,10 @@ def test_join_interrupted_at_any_step_continues_on_retry(nth: int, done: bool) -
     @http_test
     async def scenario(api: Api) -> None:
         await create_join_token(api)
-        real = api.server.client(BOOTSTRAP)
-        api.server._clients[BOOTSTRAP] = LosesAnswer(real, nth, done=done)  # type: ignore[assignment]
+        real = api.server.authority.client(BOOTSTRAP)
+        api.server.authority._clients[BOOTSTRAP] = LosesAnswer(real, nth, done=done)  # type: ignore[assignment]
         assert (await join(api, OWN_DIGEST))[0] in (503, 504)
-        api.server._clients[BOOTSTRAP] = real
+        api.server.authority._clients[BOOTSTRAP] = real
         if nth == 2 or done:  # the token is spent, and the store records by which agent
             assert (await join(api, OTHER_DIGEST))[0] == 401
         status, answer = await join(api, OWN_DIGEST)

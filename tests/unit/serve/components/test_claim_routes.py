@@ -87,11 +87,11 @@ async def test_component_route_streams_until_server_shuts_down(api: Api) -> None
     await api.must("POST", "/v1/tenants", tenant())
     async with asyncio.timeout(5):
         await received.wait()
-    api.server.closing.set()
+    api.server.streams.closing.set()
     async with asyncio.timeout(5):
         await following
     assert all(line.endswith(b"\n") and line.count(b"\n") == 1 for line in lines if line)
-    assert api.server.open_watches == 0
+    assert api.server.streams.count == 0
 
 
 @http_test

@@ -356,7 +356,7 @@ def test_exec_is_audited_before_start_and_after_exit() -> None:
         (began,), ended = agent.before
         assert ended == []
         assert began.target == "replica/t1/web-0 attempt 1 on n1"
-        mark = client.server.keyring.sealing_keys.fingerprint(("sh", "-c", "\x1b[31m;$(id)\n"))
+        mark = client.server.auth.keyring.sealing_keys.fingerprint(("sh", "-c", "\x1b[31m;$(id)\n"))
         assert began.detail == f'"sh" and 2 arguments, fingerprint {mark}'
         assert (began.role, began.subject != "") == ("admin", True)
         (after,) = recorded(client, "execEnd")

@@ -50,7 +50,7 @@ class TwoTenants:
         self.actors[lease] = Actor("one", role, lease, epoch)
 
     async def ask(self, actor: Actor, claim: AnyClaim) -> int:
-        verdict = await self.api.server.client(actor).submit(claim)
+        verdict = await self.api.server.authority.client(actor).submit(claim)
         assert isinstance(verdict, Accepted), verdict
         return verdict.number
 
@@ -112,4 +112,4 @@ async def test_only_admin_may_rotate_sealing_key(api: Api) -> None:
     for token in TOKENS.values():
         reply = await api.ask("POST", "/v1/secrets/rotate?newKey=true", token=token)
         assert reply.status == (200 if token == TOKEN else 401), (token, reply.body)
-    assert len(api.server.keyring.sealing_keys.keys) == 2
+    assert len(api.server.auth.keyring.sealing_keys.keys) == 2

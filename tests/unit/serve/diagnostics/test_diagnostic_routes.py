@@ -15,13 +15,13 @@ TTL = Duration(60_000)
 async def acquire_role(api: Api, role: Role, lease: str = "") -> Actor:
     """An actor that holds the lease of this role."""
     name = lease or role.value
-    verdict = await api.server.client(Actor(name, role)).submit(Acquire(name, TTL))
+    verdict = await api.server.authority.client(Actor(name, role)).submit(Acquire(name, TTL))
     assert isinstance(verdict, Accepted), verdict
     return Actor(name, role, name, verdict.number)
 
 
 async def submit_accepted(api: Api, actor: Actor, *claims: AnyClaim) -> None:
-    for verdict in await api.server.client(actor).submit_many(claims):
+    for verdict in await api.server.authority.client(actor).submit_many(claims):
         assert isinstance(verdict, Accepted), verdict
 
 

@@ -16,7 +16,7 @@ TERM_S = 12 * BEAT_MS / 1_000
 
 
 async def acquire(api: Api, role: Role, lease: str, ttl_ms: int = 60_000) -> Actor:
-    verdict = await api.server.client(Actor("one", role)).submit(Acquire(lease, Duration(ttl_ms)))
+    verdict = await api.server.authority.client(Actor("one", role)).submit(Acquire(lease, Duration(ttl_ms)))
     assert isinstance(verdict, Accepted), verdict
     async with asyncio.timeout(10):
         while api.server.watch_cache.revision < verdict.revision:  # noqa: ASYNC110 - no event to wait for
@@ -57,7 +57,7 @@ async def test_unheld_lease_is_reported_with_fix_after_startup_time(api: Api) ->
     assert "start `remit controllers`" in found["workloads"]["cure"] and "start `remit scheduler`" in found["scheduler"]["cure"]
     again = await acquire(api, Role.WORKLOADS, "workloads")
     assert "workloads" not in await unheld_leases(api) and again.epoch > expiring.epoch
-    assert isinstance(await api.server.client(again).submit(Vacate("workloads")), Accepted)
+    assert isinstance(await api.server.authority.client(again).submit(Vacate("workloads")), Accepted)
     found = await wait_for_unheld(api, "workloads")
     assert found["workloads"]["why"] == "lease workloads is not held: it was released"
     await acquire(api, Role.SCHEDULER, "scheduler/second", 60_000)

@@ -12,14 +12,13 @@ from hypothesis import strategies as st
 from starlette.responses import PlainTextResponse
 
 from remit.client.endpoint import Overloaded
-from remit.serve import server_context as at_desk
+from remit.serve import authority_access
 from remit.serve.http import app as module
 from remit.serve.http import fair_queue
 from remit.serve.http.bodies import merge_patch, nesting_depth, parse_strict_json
 from remit.serve.http.replies import ApiProblem
-from remit.serve.http.request_context import RequestContext
 from remit.serve.http.route_table import ROUTES
-from remit.serve.http.routes import OBJECT_BYTES_MAX, Route
+from remit.serve.http.routes import OBJECT_BYTES_MAX, RequestContext, Route
 from remit.serve.server_context import ServerContext
 from tests.unit.serve.in_memory_server import Api, api, http_test, tenant, workload
 
@@ -202,7 +201,7 @@ def test_internal_error_gets_500_logs_one_line_and_server_continues() -> None:
     async def main() -> None:
         async with api(routes=(*ROUTES, Route("GET", "/v1/broken", "broken", "Breaks.", broken))) as client:
             reply = await client.get("/v1/broken", headers={"Remit-Trace": "t1"})
-            assert (reply.status, reply.json["code"], reply.headers["remit-trace"]) == (500, "fault", "t1")
+            assert (reply.status, reply.json["code"], reply.headers["remit-trace"]) == (500, "internal_error", "t1")
             assert "no such thing" not in reply.body.decode()
             assert client.internal_errors == ["GET /v1/broken: KeyError('no such thing')"]
             client.internal_errors.clear()
@@ -284,18 +283,18 @@ class StuckAuthority:
 @pytest.mark.parametrize("silent", [False, True])
 def test_write_gets_answer_in_time_while_authority_is_stuck(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """L14: within ten seconds, of which the authority has eight; here a tenth of that."""
-    assert at_desk.AUTHORITY_DEADLINE_MS <= 8_000 < 10_000
-    monkeypatch.setattr(at_desk, "AUTHORITY_DEADLINE_MS", 800)
-    monkeypatch.setattr(at_desk, "AUTHORITY_RETRY_MS", 200)
+    assert authority_access.DEADLINE_MS <= 8_000 < 10_000
+    monkeypatch.setattr(authority_access, "DEADLINE_MS", 800)
+    monkeypatch.setattr(authority_access, "RETRY_MS", 200)
 
     async def main() -> None:
         async with api() as client:
-            leads = client.server.standby.leading
+            leads = client.server.authority.standby.leading
             stuck = StuckAuthority(leads, silent=silent)
-            client.server.standby.leading = stuck  # type: ignore[assignment]
+            client.server.authority.standby.leading = stuck  # type: ignore[assignment]
             began = asyncio.get_running_loop().time()
             reply = await client.ask("POST", "/v1/tenants", tenant())
-            client.server.standby.leading = leads
+            client.server.authority.standby.leading = leads
             assert asyncio.get_running_loop().time() - began < 1.2
             assert reply.status in (503, 504), reply
             assert stuck.calls >= 2, "the claim was retried while time was left"

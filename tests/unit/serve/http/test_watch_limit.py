@@ -51,8 +51,8 @@ def test_tenant_with_maximum_watches_leaves_room_for_others_and_components() -> 
                 """Status of one more watch, which stays open if it started."""
                 began: asyncio.Future[int] = asyncio.get_running_loop().create_future()
                 task = asyncio.ensure_future(client.ask("GET", "/v1/workloads?watch=true", token=token))
-                before = client.server.user_watches.count
-                while not task.done() and client.server.user_watches.count == before:  # noqa: ASYNC110 - no event to wait for
+                before = client.server.streams.user_watches.count
+                while not task.done() and client.server.streams.user_watches.count == before:  # noqa: ASYNC110 - no event to wait for
                     await asyncio.sleep(0.002)
                 if task.done():
                     return task.result().status
@@ -68,8 +68,8 @@ def test_tenant_with_maximum_watches_leaves_room_for_others_and_components() -> 
 
             assert [await watch(ANN) for _ in range(6)] == [200] * 4 + [429] * 2
             assert [await watch(BOB) for _ in range(3)] == [200] * 2 + [429]
-            with client.server.watch_slot(client.server.tokens.authenticate(f"Bearer {TOKENS['agent']}")):
-                assert client.server.component_watches.count == 1
-        assert client.server.open_watches == 0
+            with client.server.streams.slot(client.server.auth.tokens.authenticate(f"Bearer {TOKENS['agent']}")):
+                assert client.server.streams.component_watches.count == 1
+        assert client.server.streams.count == 0
 
     asyncio.run(main())

@@ -33,7 +33,8 @@ async def test_both_formats_are_served_with_documented_metrics_only(client: Api)
     assert text.headers["content-type"].startswith("text/plain; version=0.0.4")
     names = {family.name for family in plain(text.body.decode())}
     own = {name for name in names if name.startswith("remit_")}
-    assert own and own <= {name.removesuffix("_total") for name in METRICS} | set(METRICS)
+    known = {name for metric in METRICS.values() for name in (metric.name, metric.former_name)}
+    assert own and own <= {name.removesuffix("_total") for name in known} | known
     assert "process_resident_memory_bytes" in names
     reply = await client.ask(
         "GET", "/metrics", headers={"accept": "application/openmetrics-text;version=1.0.0,text/plain;q=0.5"}
@@ -70,9 +71,9 @@ async def test_requests_and_decisions_are_counted(client: Api) -> None:
     assert more("remit_http_requests_total[('method', 'POST'), ('route', 'createTenant'), ('status_class', '4xx')]") == 1
     assert more("remit_http_problems_total[('code', 'exists')]") == 1
     assert more("remit_refusals_total[('code', 'exists')]") == 1
-    assert more("remit_operations_total[('did', 'apply')]") == 1
+    assert more("remit_operations_total[('did', 'apply'), ('operation', 'apply')]") == 1
     assert more("remit_objects[('kind', 'Tenant')]") == 1
-    assert after["remit_authority_leading[]"] == 1
+    assert after["remit_authority_is_leader[]"] == 1
     assert after["remit_http_requests_in_flight[]"] == 1  # the scrape itself
     assert more("remit_authority_batch_size_count[]") == 2
     assert after["remit_http_request_duration_seconds_count[('route', 'createTenant')]"] == 2
@@ -159,7 +160,7 @@ def test_requests_in_flight_return_to_zero() -> None:
             for _ in range(20):
                 await client.ask("GET", "/v1/nodes")
                 await client.ask("GET", "/nowhere")
-            assert client.server.request_metrics.in_flight == 0
+            assert client.server.telemetry.requests.in_flight == 0
 
     asyncio.run(main())
 

@@ -27,7 +27,7 @@ async def stored_data(api: Api, name: str = "db") -> dict[str, str]:
 
 
 async def unsealed_data(api: Api, name: str = "db") -> dict[str, str]:
-    seals = api.server.keyring.sealing_keys
+    seals = api.server.auth.keyring.sealing_keys
     return {field: seals.unseal(f"secret/acme/{name}", field, value) for field, value in (await stored_data(api, name)).items()}
 
 
@@ -130,8 +130,8 @@ async def test_retry_after_key_rotation_gets_first_answer(api: Api) -> None:
     many = await api.ask("POST", "/v1/apply", [secret("db", password="new"), secret("more", a="b")], headers=ids[2])
     assert (once.status, refused.status, many.status) == (201, 409, 200)
     for keys in (2, 3):
-        await api.server.world.offload(api.server.keyring.add_key)  # and nothing is resealed yet
-        assert len(api.server.keyring.sealing_keys.keys) == keys
+        await api.server.world.offload(api.server.auth.keyring.add_key)  # and nothing is resealed yet
+        assert len(api.server.auth.keyring.sealing_keys.keys) == keys
         again = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
         assert (again.status, again.json["metadata"]["revision"]) == (201, once.json["metadata"]["revision"])
         again = await api.ask("POST", PATH, secret("db", password="else"), headers=ids[1])
@@ -226,7 +226,7 @@ async def test_new_key_reseals_all_and_old_keys_open_until_forgotten(api: Api) -
     for name in ("a", "b", "c"):
         await api.must("POST", PATH, secret(name, password=CANARY + name))
     before = await stored_data(api, "a")
-    old = api.server.keyring.sealing_keys.primary_id
+    old = api.server.auth.keyring.sealing_keys.primary_id
     answer = await rotate(api)
     assert answer["made"] and answer["resealed"] == 3 and answer["key"] != old and answer["keys"] == [answer["key"], old]
     assert (await stored_data(api, "a")) != before and await unsealed_data(api, "a") == {"password": CANARY + "a"}
@@ -246,7 +246,7 @@ async def test_interrupted_rotation_continues_under_same_key(api: Api) -> None:
         for turn in range(5):
             answer = await api.must("POST", "/v1/secrets/rotate?newKey=true")
             assert answer.get("made", False) == (turn == 0), "a key is created only by the first request"
-            keys = api.server.keyring.sealing_keys.keys
+            keys = api.server.auth.keyring.sealing_keys.keys
             assert len(keys) == 2
             for name in names:
                 assert await unsealed_data(api, name) == {"password": CANARY + name}
@@ -262,7 +262,7 @@ async def test_keys_are_kept_while_secret_needs_them(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     for name in ("a", "b"):
         await api.must("POST", PATH, secret(name, password=CANARY))
-    api.server.keyring.add_key()
+    api.server.auth.keyring.add_key()
     rows_max, admin_routes.RESEAL_MAX = admin_routes.RESEAL_MAX, 1  # type: ignore[misc]
     try:
         answer = await api.must("POST", "/v1/secrets/rotate?forget=true")
@@ -279,7 +279,7 @@ async def test_keys_are_kept_while_write_in_flight_may_use_them(api: Api) -> Non
     await api.must("POST", PATH, secret("a", password=CANARY))
     settle_ms, admin_routes.OLD_KEY_WRITES_MS_MAX = admin_routes.OLD_KEY_WRITES_MS_MAX, 100  # type: ignore[misc]
     try:
-        with api.server.keyring.track_write():
+        with api.server.auth.keyring.track_write():
             assert len((await api.must("POST", "/v1/secrets/rotate?newKey=true&forget=true"))["keys"]) == 2
         assert len((await api.must("POST", "/v1/secrets/rotate?forget=true"))["keys"]) == 1
     finally:
@@ -291,7 +291,7 @@ async def test_keys_are_kept_while_write_in_flight_may_use_them(api: Api) -> Non
 async def test_authority_refuses_unsealed_secret(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", password="x"))
-    seals = api.server.keyring.sealing_keys
+    seals = api.server.auth.keyring.sealing_keys
     real = seals.seal
     try:
         seals.seal = lambda name, field, value: "plain"  # type: ignore[method-assign]
@@ -314,4 +314,4 @@ async def _another_server() -> None:
         assert row is not None
     async with api() as second:
         obj = decode(row.value)
-        assert second.server.keyring.sealing_keys.unseal_object(obj) == obj  # type: ignore[arg-type]
+        assert second.server.auth.keyring.sealing_keys.unseal_object(obj) == obj  # type: ignore[arg-type]

@@ -153,18 +153,18 @@ async def test_watch_of_compacted_or_future_revision_is_refused(api: Api) -> Non
     assert (ahead.status, ahead.json["code"]) == (410, "compacted")
     wrong = await api.get("/v1/tenants?watch=true&after=-1")
     assert (wrong.status, wrong.json["field"]) == (400, "after")
-    assert api.server.open_watches == 0
+    assert api.server.streams.count == 0
 
 
 @http_test
 async def test_shutdown_tells_every_watch_to_resync(api: Api) -> None:
     async with api.watch("/v1/tenants?watch=true") as watched:
         await watched.until("bookmark")
-        api.server.closing.set()
+        api.server.streams.closing.set()
         line = await watched.until("resync")
         assert line["reason"] == "shutdown" and "list again" in line["cure"]
         assert await watched.next() is None
-    assert api.server.open_watches == 0
+    assert api.server.streams.count == 0
     assert (await api.get("/readyz")).status == 503
 
 
@@ -206,7 +206,7 @@ def test_client_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPat
             async with asyncio.timeout(5):
                 await client.app({**scope, "headers": headers}, receive, send)
             assert len(sent) == 2, "nothing is sent after the first piece"
-            assert client.server.open_watches == 0
+            assert client.server.streams.count == 0
 
     asyncio.run(main())
 

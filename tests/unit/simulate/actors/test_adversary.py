@@ -56,7 +56,7 @@ def adversary_run() -> Iterator[AdversaryRun]:
 
 
 def test_every_refusal_code_but_faults_has_an_attempt() -> None:
-    assert set(ATTEMPTS_BY_CODE) == set(Code) - {Code.FAULT, Code.OVERRIDE}  # a proposer reports that one itself
+    assert set(ATTEMPTS_BY_CODE) == set(Code) - {Code.INTERNAL_ERROR, Code.OVERRIDE}  # a proposer reports that one itself
 
 
 def test_every_refusal_is_reached_within_an_hour(adversary_run: AdversaryRun) -> None:
@@ -68,8 +68,8 @@ def test_every_refusal_is_reached_within_an_hour(adversary_run: AdversaryRun) ->
             break
     assert not unreached
     assert not untried
-    assert Code.FAULT not in adversary_run.adversary.refusal_counts
-    assert Code.FAULT.value not in adversary_run.scene.listener.codes()
+    assert Code.INTERNAL_ERROR not in adversary_run.adversary.refusal_counts
+    assert Code.INTERNAL_ERROR.value not in adversary_run.scene.listener.codes()
 
 
 def test_objects_of_others_stay_unchanged(adversary_run: AdversaryRun) -> None:

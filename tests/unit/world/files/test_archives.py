@@ -19,7 +19,7 @@ import pytest
 
 from remit.world.concurrency import StopSignal, WorkStopped
 from remit.world.files.archives import Unpacker
-from remit.world.files.artifacts import NotUnpacked, UnpackLimits, UnpackResult
+from remit.world.interfaces import NotUnpacked, UnpackLimits, UnpackResult
 
 Part = tuple[str, bytes] | tarfile.TarInfo
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import trustme
 
-from remit.world.files.artifacts import FetchLimits, FetchPermissions, FileArtifactFetcher, NotFetched
+from remit.world.files.artifacts import FileArtifactFetcher
+from remit.world.interfaces import FetchLimits, FetchPermissions, NotFetched
 
 HERE = "127.0.0.1"
 LOOPBACK = FetchPermissions(hosts=("127.0.0.0/8",))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from remit.agent.setup import AgentDirectory
+from remit.agent.directory import AgentDirectory
 from remit.world.interfaces import AccessDenied, NotStarted
 from remit.world.process import isolation
 from remit.world.process.isolation import (

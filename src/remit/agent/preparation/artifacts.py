@@ -18,13 +18,12 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from remit.agent.attempts import AttemptId
-from remit.agent.preparation import NotPrepared, OnProgress, PreparationContext
+from remit.agent.directory import CACHE_FILES, CACHE_TREES
+from remit.agent.preparation.preparer import NotPrepared, OnProgress, PreparationContext
 from remit.agent.run_spec import NO_INPUTS, PreparedInputs
-from remit.agent.setup import CACHE_FILES, CACHE_TREES
 from remit.model.artifacts import Artifact
 from remit.model.kinds import Template
-from remit.world.files.artifacts import FetchLimits, FetchPermissions, NotFetched, NotUnpacked, UnpackLimits
-from remit.world.interfaces import DiskError, World
+from remit.world.interfaces import DiskError, FetchLimits, FetchPermissions, NotFetched, NotUnpacked, UnpackLimits, World
 
 CACHE_BYTES_MAX: Final = 10 << 30
 FETCH_ATTEMPTS: Final = 4

@@ -12,19 +12,25 @@ from pathlib import Path
 
 import pytest
 
-from remit.agent.artifacts import ArtifactCache, ArtifactRef, ArtifactStep, RootfsStep
 from remit.agent.attempts import AttemptId
-from remit.agent.preparation import NotPrepared, OnProgress, PreparationContext, PreparationProgress, PreparationStep, Preparer
+from remit.agent.preparation.artifacts import ArtifactCache, ArtifactRef, ArtifactStep, RootfsStep
+from remit.agent.preparation.preparer import (
+    NotPrepared,
+    OnProgress,
+    PreparationContext,
+    PreparationProgress,
+    PreparationStep,
+    Preparer,
+)
+from remit.agent.preparation.volumes import VolumeStep
 from remit.agent.reconciler import PrepareAction, ReportAction, StartAction
 from remit.agent.run_spec import NO_INPUTS, NodeSettings, PreparedInputs, build_process_spec
-from remit.agent.volumes import VolumeStep
 from remit.model.artifacts import Artifact, HostPath, Rootfs, Scratch, Volume
 from remit.model.kinds import Template, WorkloadSpec
 from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Phase, Replica, ReplicaSpec
 from remit.simulate.world.disk import ArtifactSources, SimArtifactFetcher, SimDisk
-from remit.world.files.artifacts import FetchPermissions
-from remit.world.interfaces import BindMount, IsolationSupport, World
+from remit.world.interfaces import BindMount, FetchPermissions, IsolationSupport, World
 from tests.unit.agent import test_reconciler as core
 from tests.unit.world.virtual_world import NoRunner, run_virtually, virtual_world
 

@@ -1,7 +1,6 @@
-"""Parsed request: headers, query, actor; Host and Origin checks.
+"""Checks of a request before its handler runs: Host and Origin, authorization, query parameters.
 
-Path, query, headers and body are parsed and bounded here; handlers interpret them. The query accepts only the parameters of
-its route, each converted to its type.
+The query accepts only the parameters of its route, each converted to its type.
 
 The Host and Origin checks run before authentication. They stop DNS rebinding (a foreign name that resolves to this machine)
 and cross-site requests (a form of another site that is submitted here).
@@ -12,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
-from remit.law.authorization import actor_of
-from remit.model.claims import Actor
+from remit.law import authorization
 from remit.model.identity import Principal
-from remit.model.problems import closest_name, did_you_mean, escaped, one_of, quoted
+from remit.model.objects import TENANTED
+from remit.model.problems import an, closest_name, did_you_mean, escaped, one_of, quoted
+from remit.serve.auth.access_control import forbidden, unauthenticated
 from remit.serve.http.replies import ApiProblem
 from remit.serve.http.routes import Parameter, Route
 
@@ -83,54 +83,41 @@ def _local_address(scope: Scope) -> IPv4Address | IPv6Address | None:
     return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
 
 
-T = TypeVar("T")
-
-ANONYMOUS: Final = Principal("", "", "viewer")
-"""Principal of requests to routes that need no token."""
+_AUDIENCES: Final = {"user": "users", "agent": "agents", "component": "schedulers and controllers", "join": "joining agents"}
 
 
-class RequestContext:
-    """One request, as passed to its handler.
-
-    `path` and `query` are by name; an omitted query parameter has its default. `body` is complete and within the limit of
-    its route. On a duplex route `body` is empty and `receive` yields it piece by piece.
-    """
-
-    __slots__ = ("body", "extra_cost", "headers", "media", "path", "principal", "query", "receive", "route", "trace")
-
-    def __init__(
-        self,
-        route: Route,
-        path: Mapping[str, str],
-        query: Mapping[str, Any],
-        headers: Headers,
-        trace: str,
-        body: bytes = b"",
-        media: str = "",
-        principal: Principal = ANONYMOUS,
-        receive: Receive | None = None,
-    ) -> None:
-        self.route = route
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.trace = trace
-        self.body = body
-        self.media = media
-        """Media type of the body, one of the route's; empty without a body."""
-        self.principal = principal
-        self.receive = receive
-        self.extra_cost = 0
-        """Cost that the handler found beyond what was known before the body was read; charged to the flow afterwards."""
-
-    @property
-    def actor(self) -> Actor:
-        return actor_of(self.principal)
-
-    @property
-    def tenant(self) -> str:
-        """The tenant of the path, else the caller's tenant. Empty: all tenants."""
-        return self.path.get("tenant", "") or self.principal.tenant
+def authorize(route: Route, principal: Principal, path: Mapping[str, str]) -> None:
+    """Check that `principal` may use `route` with these path variables. Raises `ApiProblem`."""
+    if principal.audience not in route.audience:
+        detail = f"token {principal.token} is for {_AUDIENCES[principal.audience]} and is not accepted here"
+        raise unauthenticated(detail, "use a token with a suitable role: `remit token create --role ROLE`")
+    if principal.audience != "user":
+        return
+    tenant = path.get("name" if route.kind == "Tenant" else "tenant", "")
+    if tenant and principal.tenant not in ("", tenant):
+        raise ApiProblem(404, "not_found", f"there is no tenant {quoted(tenant)}", field="tenant", cure="use your own tenant")
+    if not route.is_read and not authorization.may_write(principal):
+        raise forbidden(
+            f"{principal.subject} has the role viewer, which cannot write", "ask an admin for a token with the role member"
+        )
+    if not principal.tenant:
+        return
+    if route.kind in TENANTED:
+        return
+    if route.kind and not (route.is_read and authorization.may_read(principal, route.kind, "", path.get("name", ""))):
+        cure = (
+            f"read your own tenant: /v1/tenants/{principal.tenant}"
+            if route.kind == "Tenant"
+            else "use a token without a tenant, or ask an admin"
+        )
+        raise forbidden(
+            f"{an(route.kind)} belongs to no tenant, and {principal.subject} is limited to tenant {principal.tenant}", cure
+        )
+    if not route.kind and not route.tenant_access:
+        raise forbidden(
+            f"not available to {principal.subject}, who is limited to tenant {principal.tenant}",
+            "use a token without a tenant, or ask an admin",
+        )
 
 
 QUERY_BYTES_MAX: Final = 48 << 10

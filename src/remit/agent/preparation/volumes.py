@@ -6,18 +6,16 @@ was started with permission to share.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from remit.agent.assignments import Assignments
 from remit.agent.attempts import SCRATCH_FULL, AttemptId
-from remit.agent.hosted_node import HostedNode
 from remit.agent.keeper.protocol import KeeperClient
-from remit.agent.preparation import NotPrepared, OnProgress, PreparationContext
+from remit.agent.preparation.preparer import NotPrepared, OnProgress, PreparationContext
 from remit.agent.run_spec import NO_INPUTS, ROOTFS_HOME, NodeSettings, PreparedInputs, is_sandboxed
-from remit.law.timing import Timing
+from remit.agent.runtime import AgentRuntime
 from remit.model.artifacts import HostPath, Volume
 from remit.model.kinds import Template
 from remit.world.interfaces import BindMount, LinkError, World
@@ -90,13 +88,12 @@ def scratch_path(volume: Volume) -> PurePosixPath:
     return PurePosixPath(VOLUMES_DIRECTORY) / volume.name if path.is_absolute() else path
 
 
-async def enforce_scratch_limits(
-    world: World, keeper: KeeperClient, assignments: Assignments, nodes: Mapping[str, HostedNode], timing: Timing
-) -> None:
+async def enforce_scratch_limits(runtime: AgentRuntime, keeper: KeeperClient) -> None:
     """Stop processes that exceed the size of a scratch volume, until cancelled."""
+    world, assignments = runtime.world, runtime.assignments
     while True:
-        await world.clock.sleep_ms(CHECK_HEARTBEATS * timing.heartbeat_ms)
-        for hosted in tuple(nodes.values()):
+        await world.clock.sleep_ms(CHECK_HEARTBEATS * runtime.timing.heartbeat_ms)
+        for hosted in tuple(runtime.nodes.values()):
             for attempt in tuple(hosted.reconciler.preparations):
                 record, assignment = hosted.records.get(attempt), assignments.get(attempt.key)
                 generation = None if assignment is None else assignments.spec_of(assignment.replica)
