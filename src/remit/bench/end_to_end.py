@@ -196,7 +196,7 @@ async def _cluster(processes: BenchProcesses, directory: Path, nodes: int) -> As
     async with component_world((url,), own_token) as connected, asyncio.TaskGroup() as group:
         watcher = RowWatcher()
         follow_task = group.create_task(watcher.follow(connected.store))
-        server_options = "--server", url, "--beat", f"{BEAT_MS}ms", "--token-file"
+        server_options = "--server", url, "--heartbeat-interval", f"{BEAT_MS}ms", "--token-file"
         await processes.start("scheduler", "scheduler", *server_options, str(files[0]))
         await processes.start("controllers", "controllers", *server_options, str(files[1]))
         args = url, str(files[2]), str(nodes), str(BEAT_MS)

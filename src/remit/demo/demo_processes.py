@@ -44,7 +44,7 @@ class DemoCluster:
 
     @property
     def up_command(self) -> str:
-        return f"remit up --nodes {self._nodes} --beat {HEARTBEAT}"
+        return f"remit up --nodes {self._nodes} --heartbeat-interval {HEARTBEAT}"
 
     @property
     def agent_command(self) -> str:
@@ -77,7 +77,7 @@ class DemoCluster:
     async def start_up(self) -> None:
         """Starts `remit up` and waits for its API; a restart uses the same address."""
         (self.data / SERVER_DIRECTORY / URL_FILE).unlink(missing_ok=True)
-        options = ["--listen", self._listen, "--nodes", str(self._nodes), "--beat", HEARTBEAT, "--context", ""]
+        options = ["--listen", self._listen, "--nodes", str(self._nodes), "--heartbeat-interval", HEARTBEAT, "--context", ""]
         self._up = await self._start("up", ["--data", str(self.data), *options])
         until_ms = self._clock.now_ms() + START_MS_MAX
         while not (self.data / SERVER_DIRECTORY / URL_FILE).exists():

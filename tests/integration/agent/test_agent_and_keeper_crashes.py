@@ -326,9 +326,9 @@ def test_agent_follows_replaced_store_and_ends_unknown_work() -> None:
 
 def test_wrong_token_or_heartbeat_is_reported_with_fix(tmp_path: Path) -> None:
     async def scenario(scope: Scope) -> None:
-        agent = scope.agent("--beat", "7s")
+        agent = scope.agent("--heartbeat-interval", "7s")
         assert await asyncio.to_thread(agent.process.wait, 10) == 1
-        assert "leave out --beat" in agent.log_text()
+        assert "leave out --heartbeat-interval" in agent.log_text()
         deep = scope.agent(data="d" * 100)
         assert await asyncio.to_thread(deep.process.wait, 10) == 1
         assert "use a shorter --data" in deep.log_text()

@@ -81,7 +81,7 @@ class Cluster:
         self.data, self.token_file = root / "data", root / "data" / "token"
         self._nodes = nodes
         self.server = self._program(
-            "server", ["server", "--data", str(self.data), "--listen", f"127.0.0.1:{self.port}", "--beat", beat]
+            "server", ["server", "--data", str(self.data), "--listen", f"127.0.0.1:{self.port}", "--heartbeat-interval", beat]
         )
         self.scheduler = self._program("scheduler", ["scheduler", *self._options("scheduler", beat)])
         self.controllers = self._program("controllers", ["controllers", *self._options("controllers", beat)])
@@ -107,7 +107,7 @@ class Cluster:
         ]
 
     def _options(self, name: str, beat: str) -> list[str]:
-        return ["--server", self.url, "--token-file", str(self.root / f"{name}.token"), "--beat", beat]
+        return ["--server", self.url, "--token-file", str(self.root / f"{name}.token"), "--heartbeat-interval", beat]
 
     def _issue(self) -> None:
         """Create a token for each component, limited to what it needs."""

@@ -46,7 +46,7 @@ class Ups:
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self, *args: str) -> subprocess.Popen[bytes]:
-        command = [REMIT, "up", "--data", str(self.data), "--listen", "127.0.0.1:0", "--beat", BEAT, *args]
+        command = [REMIT, "up", "--data", str(self.data), "--listen", "127.0.0.1:0", "--heartbeat-interval", BEAT, *args]
         with self._log.open("ab") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, env=self.env, start_new_session=True)
         self._running.append(process)
@@ -219,7 +219,7 @@ def test_too_long_socket_path_is_refused_at_once(ups: Ups) -> None:
     [
         (("--listen", "0.0.0.0:7420"), "listen on 127.0.0.1"),
         (("--listen", "nowhere"), "127.0.0.1:7420"),
-        (("--beat", "1ms"), "out of range"),
+        (("--heartbeat-interval", "1ms"), "out of range"),
         (("--regions", ","), "--regions"),
         (("--nodes", "-1"), "--nodes"),
     ],

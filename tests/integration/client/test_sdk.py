@@ -62,7 +62,7 @@ def with_controllers(server: Server) -> Iterator[None]:
     spec = TokenSpec(role="controllers", digest=token_digest(text), expires="2999-01-01T00:00:00Z")
     with BlockingApi(url, server.token) as api:
         api.create(Token(metadata=Metadata(name="loops"), spec=spec))
-    argv = [sys.executable, "-m", "remit.cli", "controllers", "--server", url, "--beat", BEAT]
+    argv = [sys.executable, "-m", "remit.cli", "controllers", "--server", url, "--heartbeat-interval", BEAT]
     process = subprocess.Popen(
         argv, env={**os.environ, "REMIT_TOKEN": text}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

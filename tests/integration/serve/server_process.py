@@ -33,7 +33,19 @@ class Server:
     """One life of a server. It is killed at the end of the test in any case."""
 
     def __init__(self, data: Path, listen: str = "127.0.0.1:0", *more: str) -> None:
-        argv = [sys.executable, "-m", "remit.cli", "server", "--data", str(data), "--listen", listen, "--beat", BEAT, *more]
+        argv = [
+            sys.executable,
+            "-m",
+            "remit.cli",
+            "server",
+            "--data",
+            str(data),
+            "--listen",
+            listen,
+            "--heartbeat-interval",
+            BEAT,
+            *more,
+        ]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.data = data
         line = self._first_line()

@@ -84,7 +84,7 @@ def test_directory_has_one_owner_and_port_one_listener(tmp_path: Path) -> None:
         away = run("--data", str(tmp_path / "other"), "--listen", "0.0.0.0:0")
         assert away.returncode == 1 and "127.0.0.1" in away.stderr
         assert run("--data", str(tmp_path / "other"), "--listen", "nowhere").returncode == 2
-        assert run("--data", str(tmp_path / "other"), "--beat", "1ms").returncode == 2
+        assert run("--data", str(tmp_path / "other"), "--heartbeat-interval", "1ms").returncode == 2
         (tmp_path / "short").write_text("x\n")
         short = run("--data", str(tmp_path / "other"), "--token-file", str(tmp_path / "short"))
         assert short.returncode == 1 and "does not contain a token" in short.stderr

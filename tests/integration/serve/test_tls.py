@@ -29,7 +29,7 @@ REMIT = str(Path(sys.executable).parent / "remit")
 @contextmanager
 def serving(data: Path, *options: str, listen: str = "127.0.0.1:0", before: Sequence[str] = ()) -> Iterator[str]:
     """Run a server while the context is open; yield its address."""
-    command = [*before, REMIT, "server", "--data", str(data), "--listen", listen, "--beat", "200ms", *options]
+    command = [*before, REMIT, "server", "--data", str(data), "--listen", listen, "--heartbeat-interval", "200ms", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         assert process.stdout is not None

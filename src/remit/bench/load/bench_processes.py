@@ -202,7 +202,7 @@ class ProcessCluster:
                 "remit.cli",
                 name,
                 *args,
-                "--beat",
+                "--heartbeat-interval",
                 HEARTBEAT_INTERVAL,
                 stdin=DEVNULL,
                 stdout=log,

@@ -170,7 +170,7 @@ async def start_server(processes: BenchProcesses, directory: Path, beat_ms: int)
     """Start a server with an empty store on a real disk, and create the benchmark's tenant."""
     data = directory / "data"
     process = await processes.start(
-        "server", "server", "--data", str(data), "--listen", "127.0.0.1:0", "--beat", f"{beat_ms}ms"
+        "server", "server", "--data", str(data), "--listen", "127.0.0.1:0", "--heartbeat-interval", f"{beat_ms}ms"
     )
     url = (await process.read_line()).partition(" at ")[2].partition(",")[0]
     server = ServerTarget(url, (data / TOKEN_FILE_NAME).read_text().strip())

@@ -7,20 +7,29 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from remit.agent.credentials import Credentials
-from remit.cli.local.agent_options import HostOptions, NodeOptions, build_nodes, host_options
+from remit.cli.local.agent_options import (
+    EnrollmentOptions,
+    HostOptions,
+    NodeOptions,
+    build_nodes,
+    enrollment_options,
+    host_options,
+    node_options,
+)
 from remit.cli.local.daemon_options import (
     ErrorReporter,
     LoggingOptions,
+    ServerConnection,
     heartbeat_interval_option,
     log_options,
     metrics_option,
-    resolve_servers,
     run_until_signalled,
     server_connection_options,
 )
@@ -38,7 +47,6 @@ if TYPE_CHECKING:
     from remit.world.interfaces import ProcessSpec, World
     from remit.world.net.connections import ListenAddress
     from remit.world.net.rpc_client import SocketLink
-    from remit.world.structured_log import LogFormat, LogLevel
 
 CALLBACK_ENDPOINT: Final = "logs"
 RETRY_MS: Final = 1_000
@@ -61,43 +69,7 @@ SECRET_ENVIRONMENT: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER", 
 @server_connection_options
 @heartbeat_interval_option
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False), required=True, help="Data directory of the agent.")
-@click.option("--name", default="", help="Name of the node.  [default: the host name]")
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, 10_000),
-    default=1,
-    show_default=True,
-    help="Number of nodes to host on this machine: NAME-1 to NAME-N.",
-)
-@click.option("--region", "regions", multiple=True, help="Regions assigned to the nodes in turn. Repeatable.  [default: local]")
-@click.option("--zone", "zones", multiple=True, help="Zones assigned to the nodes in turn. Repeatable.  [default: REGION-a]")
-@click.option("--pool", default="default", show_default=True, help="Node pool.")
-@click.option(
-    "--label",
-    "labels",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Label of the nodes, set when they are first registered. Repeatable.",
-)
-@click.option(
-    "--taint",
-    "taints",
-    multiple=True,
-    metavar="KEY[=VALUE]:EFFECT",
-    help="Taint of the nodes, set when they are first registered. Repeatable.",
-)
-@click.option("--cpu", default="", help="CPUs of each node.  [default: detected]")
-@click.option("--memory", default="", help="Memory of each node.  [default: detected]")
-@click.option(
-    "--device",
-    "devices",
-    multiple=True,
-    metavar="KIND=N[:MODEL]",
-    help="Devices of each node. Repeatable.  [default: detected]",
-)
-@click.option(
-    "--address", default="127.0.0.1", show_default=True, help="Address at which the agent and its replicas are reached."
-)
+@node_options
 @click.option(
     "--sandbox",
     type=click.Choice(["auto", "bwrap", "none"]),
@@ -106,10 +78,7 @@ SECRET_ENVIRONMENT: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER", 
     help="Sandbox of replicas whose manifest does not choose one.",
 )
 @host_options
-@click.option(
-    "--join", "join_token", default="", metavar="TOKEN|FILE", help="Join the scope with this join token. Needed once."
-)
-@click.option("--ca-digest", default="", metavar="sha256:...", help="With --join: digest of the server's CA certificate.")
+@enrollment_options
 @click.option("--end-work", is_flag=True, help="At shutdown, also stop all replicas and the keeper.")
 @click.option("--log-bounds", default="", hidden=True, help="Retention of replica logs.")
 @metrics_option
@@ -117,31 +86,17 @@ SECRET_ENVIRONMENT: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER", 
 @click.pass_context
 def agent(
     ctx: click.Context,
-    servers: tuple[str, ...],
-    token_file: Path | None,
-    ca_file: Path | None,
-    beat_ms: int,
+    connection: ServerConnection,
+    heartbeat_ms: int,
     data: Path,
-    name: str,
-    nodes: int,
-    regions: tuple[str, ...],
-    zones: tuple[str, ...],
-    pool: str,
-    labels: tuple[str, ...],
-    taints: tuple[str, ...],
-    cpu: str,
-    memory: str,
-    devices: tuple[str, ...],
-    address: str,
+    declared: NodeOptions,
     sandbox: str,
-    join_token: str,
-    ca_digest: str,
+    permissions: HostOptions,
+    enrollment: EnrollmentOptions,
     end_work: bool,
     log_bounds: str,
     metrics: ListenAddress | None,
-    log_format: LogFormat | None,
-    log_level: LogLevel,
-    permissions: HostOptions,
+    logging: LoggingOptions,
 ) -> None:
     """Run the agent of this machine, as one node or several.
 
@@ -150,56 +105,54 @@ def agent(
     """
     from remit.agent.keeper.log_retention import parse_log_bounds as read_bounds
 
+    def is_given(option: str) -> bool:
+        return ctx.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
+
     credentials = Credentials(data.absolute() / "run" / "joined")
-    join_token = _read_join_token(join_token, has_credentials=credentials.is_joined)
-    if join_token or (
-        credentials.is_joined and ctx.get_parameter_source("token_file") is not click.core.ParameterSource.COMMANDLINE
-    ):
-        urls, token, trust = _server_urls(servers), "", Trust(str(ca_file or ""))
+    join_token = _read_join_token(enrollment.join, has_credentials=credentials.is_joined)
+    if join_token or (credentials.is_joined and not is_given("token_file")):
+        urls, token, trust = _server_urls(connection.servers), "", Trust(str(connection.ca_file or ""))
     else:
-        urls, token, trust = resolve_servers(servers, token_file, ca_file)
+        urls, token, trust = connection.resolve()
         credentials = credentials._replace(directory=Path("/nonexistent"))
-    declared = NodeOptions(name, nodes, regions or ("local",), zones, pool, labels, taints, cpu, memory, devices, address)
     try:
         bounds = read_bounds(log_bounds).to_text()
     except ValueError as error:
         raise click.BadParameter(escaped(str(error)), param_hint="--log-bounds") from error
-    beat_given = ctx.get_parameter_source("beat_ms") is click.core.ParameterSource.COMMANDLINE
     config = _AgentConfig(
-        urls, token, trust, data.absolute(), declared, beat_ms if beat_given else 0, sandbox, end_work, bounds, permissions
-    )
-    config.credentials, config.join_token, config.ca_digest = credentials, join_token, ca_digest
-    config.metrics, config.logging = metrics, LoggingOptions(log_format, log_level)
+        urls=urls, token=token, trust=trust, data=data.absolute(), declared=declared,
+        heartbeat_ms=heartbeat_ms if is_given("heartbeat_ms") else 0,
+        sandbox=sandbox, permissions=permissions, credentials=credentials, join_token=join_token,
+        ca_digest=enrollment.ca_digest,
+        end_work=end_work, bounds=bounds, metrics=metrics, logging=logging,
+    )  # fmt: skip
     try:
         sys.exit(run_until_signalled(lambda: _run(config)))
     except* click.ClickException as group:
         raise group.exceptions[0] from None
 
 
+@dataclass(slots=True)
 class _AgentConfig:
-    """Settings of the command line. `beat_ms` 0: use the heartbeat interval of the scope."""
+    """Settings of the command line. `heartbeat_ms` 0: use the heartbeat interval of the scope. `token` and `trust` are replaced
+    once the agent has joined.
+    """
 
-    def __init__(
-        self,
-        urls: tuple[str, ...],
-        token: str,
-        trust: Trust,
-        data: Path,
-        declared: NodeOptions,
-        beat_ms: int,
-        sandbox: str,
-        end_work: bool,
-        bounds: str,
-        permissions: HostOptions,
-    ) -> None:
-        self.trust = trust
-        self.urls, self.token, self.data, self.declared = urls, token, data, declared
-        self.beat_ms, self.sandbox, self.end_work, self.bounds = beat_ms, sandbox, end_work, bounds
-        self.metrics: ListenAddress | None = None
-        self.credentials = Credentials(Path("/nonexistent"))
-        self.join_token = self.ca_digest = ""
-        self.logging = LoggingOptions()
-        self.permissions = permissions
+    urls: tuple[str, ...]
+    token: str
+    trust: Trust
+    data: Path
+    declared: NodeOptions
+    heartbeat_ms: int
+    sandbox: str
+    permissions: HostOptions
+    credentials: Credentials
+    join_token: str
+    ca_digest: str
+    end_work: bool
+    bounds: str
+    metrics: ListenAddress | None
+    logging: LoggingOptions
 
 
 async def _run(config: _AgentConfig) -> None:
@@ -351,9 +304,10 @@ async def _run_agent(config: _AgentConfig, directory: AgentDirectory, connected:
     client = connected.client_for(Actor(name, Role.AGENT))
     callback = "".join(world.ids.nonce() for _ in range(CALLBACK_NONCES))
     status = await _wait_for_status(client, report, world)
-    if config.beat_ms and config.beat_ms != status.beat_ms:
+    if config.heartbeat_ms and config.heartbeat_ms != status.beat_ms:
         raise click.ClickException(
-            f"the heartbeat interval of this scope is {status.beat_ms} ms, not {config.beat_ms} ms; leave out --beat"
+            f"the heartbeat interval of this scope is {status.beat_ms} ms, not {config.heartbeat_ms} ms; "
+            "leave out --heartbeat-interval"
         )
     agent_ = build(
         world, client, connected.names, directory, nodes,

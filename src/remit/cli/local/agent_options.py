@@ -5,14 +5,14 @@ Node specs are built from the options and the hardware inventory of this machine
 
 from __future__ import annotations
 
-import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
+from remit.cli.local.daemon_options import option_group
 from remit.model.problems import escaped
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class NodeOptions(NamedTuple):
 
     name: str = ""
     nodes: int = 1
-    regions: tuple[str, ...] = ("local",)
+    regions: tuple[str, ...] = ()
     zones: tuple[str, ...] = ()
     pool: str = "default"
     labels: tuple[str, ...] = ()
@@ -67,8 +67,9 @@ def _node(declared: NodeOptions, inventory: HostInventory, name: str, index: int
     from remit.model.metadata import Metadata
     from remit.model.resources import Amount
 
-    region = declared.regions[index % len(declared.regions)]
-    region_round = index // len(declared.regions)
+    regions = declared.regions or ("local",)
+    region = regions[index % len(regions)]
+    region_round = index // len(regions)
     zone = declared.zones[region_round % len(declared.zones)] if declared.zones else f"{region}-a"
     try:
         capacity = Amount.parse(
@@ -182,7 +183,7 @@ class HostOptions(NamedTuple):
     host_paths: tuple[Path, ...]
     artifact_cache: str
     hidden: tuple[Path, ...] = ()
-    user: str = ""
+    work_user: str = ""
 
     def args(self) -> tuple[str, ...]:
         """Format them as arguments of `remit agent`."""
@@ -190,7 +191,7 @@ class HostOptions(NamedTuple):
         args += [("--artifact-allow", value) for value in self.artifact_allow]
         args += [("--host-path", str(value)) for value in self.host_paths]
         args += [("--hide", str(value)) for value in self.hidden]
-        args += [("--work-user", self.user)] if self.user else []
+        args += [("--work-user", self.work_user)] if self.work_user else []
         return tuple(arg for pair in (*args, ("--artifact-cache", self.artifact_cache)) for arg in pair)
 
     def host_options(self) -> HostPermissions:
@@ -200,68 +201,11 @@ class HostOptions(NamedTuple):
         from remit.world.process.isolation import default_user
 
         try:
-            user = default_user(self.user)
+            user = default_user(self.work_user)
         except NotStarted as error:
             raise click.BadParameter(escaped(str(error)), param_hint="--work-user") from error
         cache = parse_quantity("memory", self.artifact_cache)
         return HostPermissions(self.artifact_dirs, self.artifact_allow, self.host_paths, cache, self.hidden, user)
-
-
-def host_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the host options to a command, which receives them as `permissions`."""
-    existing_directory = click.Path(path_type=Path, file_okay=False, exists=True, resolve_path=True)
-
-    new_directory = click.Path(path_type=Path, file_okay=False, resolve_path=True)
-
-    @click.option(
-        "--artifact-dir",
-        "artifact_dirs",
-        type=new_directory,
-        multiple=True,
-        help="Allow `file:` artifacts from this directory. It is created if missing. Repeatable.",
-    )
-    @click.option(
-        "--artifact-allow",
-        multiple=True,
-        metavar="HOST|CIDR",
-        help="Allow artifacts from this private host or network, if a policy permits it too. Repeatable.",
-    )
-    @click.option(
-        "--host-path",
-        "host_paths",
-        type=existing_directory,
-        multiple=True,
-        help="Allow replicas to mount paths below this directory, if a policy permits it too. Repeatable.",
-    )
-    @click.option(
-        "--artifact-cache", default=ARTIFACT_CACHE, show_default=True, metavar="SIZE", help="Size limit of the artifact cache."
-    )
-    @click.option(
-        "--hide",
-        "hidden",
-        type=existing_directory,
-        multiple=True,
-        help="Hide this directory from sandboxed replicas. Repeatable.",
-    )
-    @click.option(
-        "--work-user",
-        "work_user",
-        default="",
-        metavar="USER",
-        help="User for replicas whose manifest names none.  [default: one user per tenant if the agent is root]",
-    )
-    @functools.wraps(command)
-    def wrapped(
-        *, artifact_dirs: tuple[Path, ...], artifact_allow: tuple[str, ...], host_paths: tuple[Path, ...], artifact_cache: str,
-        hidden: tuple[Path, ...], work_user: str, **options: Any,
-    ) -> None:  # fmt: skip
-        _check_artifact_options(artifact_allow, artifact_cache)
-        _create_directories(artifact_dirs)
-        command(
-            permissions=HostOptions(artifact_dirs, artifact_allow, host_paths, artifact_cache, hidden, work_user), **options
-        )
-
-    return wrapped
 
 
 def _create_directories(places: tuple[Path, ...]) -> None:
@@ -289,3 +233,126 @@ def _check_artifact_options(allow: tuple[str, ...], cache: str) -> None:
         parse_quantity("memory", cache)
     except ValueError as error:
         raise click.BadParameter(escaped(str(error)), param_hint="--artifact-cache") from error
+
+
+def _host_options(
+    artifact_dirs: tuple[Path, ...],
+    artifact_allow: tuple[str, ...],
+    host_paths: tuple[Path, ...],
+    artifact_cache: str,
+    hidden: tuple[Path, ...],
+    work_user: str,
+) -> HostOptions:
+    _check_artifact_options(artifact_allow, artifact_cache)
+    _create_directories(artifact_dirs)
+    return HostOptions(artifact_dirs, artifact_allow, host_paths, artifact_cache, hidden, work_user)
+
+
+_EXISTING_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, exists=True, resolve_path=True)
+_NEW_DIRECTORY: Final = click.Path(path_type=Path, file_okay=False, resolve_path=True)
+
+host_options = option_group(
+    "permissions",
+    _host_options,
+    click.option(
+        "--artifact-dir",
+        "artifact_dirs",
+        type=_NEW_DIRECTORY,
+        multiple=True,
+        help="Allow `file:` artifacts from this directory. It is created if missing. Repeatable.",
+    ),
+    click.option(
+        "--artifact-allow",
+        multiple=True,
+        metavar="HOST|CIDR",
+        help="Allow artifacts from this private host or network, if a policy permits it too. Repeatable.",
+    ),
+    click.option(
+        "--host-path",
+        "host_paths",
+        type=_EXISTING_DIRECTORY,
+        multiple=True,
+        help="Allow replicas to mount paths below this directory, if a policy permits it too. Repeatable.",
+    ),
+    click.option(
+        "--artifact-cache", default=ARTIFACT_CACHE, show_default=True, metavar="SIZE", help="Size limit of the artifact cache."
+    ),
+    click.option(
+        "--hide",
+        "hidden",
+        type=_EXISTING_DIRECTORY,
+        multiple=True,
+        help="Hide this directory from sandboxed replicas. Repeatable.",
+    ),
+    click.option(
+        "--work-user",
+        "work_user",
+        default="",
+        metavar="USER",
+        help="User for replicas whose manifest names none.  [default: one user per tenant if the agent is root]",
+    ),
+)
+"""Permissions of replicas on this machine; the command receives `HostOptions` as `permissions`."""
+
+node_options = option_group(
+    "declared",
+    NodeOptions,
+    click.option("--name", default="", help="Name of the node.  [default: the host name]"),
+    click.option(
+        "--nodes",
+        type=click.IntRange(1, 10_000),
+        default=1,
+        show_default=True,
+        help="Number of nodes to host on this machine: NAME-1 to NAME-N.",
+    ),
+    click.option(
+        "--region", "regions", multiple=True, help="Regions assigned to the nodes in turn. Repeatable.  [default: local]"
+    ),
+    click.option(
+        "--zone", "zones", multiple=True, help="Zones assigned to the nodes in turn. Repeatable.  [default: REGION-a]"
+    ),
+    click.option("--pool", default="default", show_default=True, help="Node pool."),
+    click.option(
+        "--label",
+        "labels",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="Label of the nodes, set when they are first registered. Repeatable.",
+    ),
+    click.option(
+        "--taint",
+        "taints",
+        multiple=True,
+        metavar="KEY[=VALUE]:EFFECT",
+        help="Taint of the nodes, set when they are first registered. Repeatable.",
+    ),
+    click.option("--cpu", default="", help="CPUs of each node.  [default: detected]"),
+    click.option("--memory", default="", help="Memory of each node.  [default: detected]"),
+    click.option(
+        "--device",
+        "devices",
+        multiple=True,
+        metavar="KIND=N[:MODEL]",
+        help="Devices of each node. Repeatable.  [default: detected]",
+    ),
+    click.option(
+        "--address", default="127.0.0.1", show_default=True, help="Address at which the agent and its replicas are reached."
+    ),
+)
+"""The nodes that an agent hosts; the command receives `NodeOptions` as `declared`."""
+
+
+class EnrollmentOptions(NamedTuple):
+    """How an agent joins a scope: a join token, or the file with it, and the digest of the server's CA certificate."""
+
+    join: str = ""
+    ca_digest: str = ""
+
+
+enrollment_options = option_group(
+    "enrollment",
+    EnrollmentOptions,
+    click.option("--join", default="", metavar="TOKEN|FILE", help="Join the scope with this join token. Needed once."),
+    click.option("--ca-digest", default="", metavar="sha256:...", help="With --join: digest of the server's CA certificate."),
+)
+"""The command receives `EnrollmentOptions` as `enrollment`."""

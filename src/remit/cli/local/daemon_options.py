@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import os
 import signal  # noqa: TID251 - handles signals to this program itself
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 import click
 
@@ -80,10 +81,43 @@ def data_option(command: F) -> F:
     )(command)
 
 
+class RenamedOption(click.Option):
+    """An option whose former names are accepted, but not shown in the help text."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        names, self.opts = self.opts, self.opts[:1]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
+
+
+def option_group(parameter: str, build: Callable[..., object], *options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return a decorator that adds options to a command, which receives them together: as `parameter`, made by `build` from the
+    options that it has as parameters.
+    """
+    names = tuple(inspect.signature(build).parameters)
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def wrapped(*args: Any, **values: Any) -> Any:
+            group = build(**{name: values.pop(name) for name in names})
+            return command(*args, **{parameter: group}, **values)
+
+        decorated: Any = wrapped
+        for option in reversed(options):
+            decorated = option(decorated)
+        return cast(F, decorated)
+
+    return decorate
+
+
 def heartbeat_interval_option(command: F) -> F:
     return click.option(
+        "--heartbeat-interval",
         "--beat",
-        "beat_ms",
+        "heartbeat_ms",
+        cls=RenamedOption,
         type=HeartbeatIntervalType(),
         default=HEARTBEAT_INTERVAL,
         show_default=True,
@@ -91,46 +125,47 @@ def heartbeat_interval_option(command: F) -> F:
     )(command)
 
 
-def server_connection_options(command: F) -> F:
-    """Add the options of components that connect to a server: URL, token and CA certificate."""
-    command = click.option(
-        "--ca-file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        envvar="REMIT_CA_FILE",
-        help="CA certificate for https. Default: CA certificates of the system.  [env: REMIT_CA_FILE]",
-    )(command)
-    command = click.option(
-        "--token-file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        envvar="REMIT_TOKEN_FILE",
-        help="File with the access token.  [env: REMIT_TOKEN_FILE, or the token itself in REMIT_TOKEN]",
-    )(command)
-    return click.option(
+class ServerConnection(NamedTuple):
+    """Server URLs, token file and CA certificate of a component, as given on the command line."""
+
+    servers: tuple[str, ...]
+    token_file: Path | None
+    ca_file: Path | None
+
+    def resolve(self) -> tuple[tuple[str, ...], str, Trust]:
+        """Return server URLs, token and trusted CA from flags, the environment or the current context."""
+        from remit.cli.session.contexts import resolve_server
+
+        first = self.servers[0] if self.servers else ""
+        address = resolve_server(server=first, token_file=str(self.token_file or ""), ca_file=str(self.ca_file or ""))
+        return (address.server, *self.servers[1:]), address.token, address.trust
+
+
+server_connection_options = option_group(
+    "connection",
+    ServerConnection,
+    click.option(
         "--server",
         "servers",
         multiple=True,
         envvar="REMIT_SERVER",
         metavar="URL",
         help="URL of a server of the scope. Repeat it for each server.  [env: REMIT_SERVER]",
-    )(command)
-
-
-def log_options(command: F) -> F:
-    """Add the options for log format and level. Logs go to stderr."""
-    command = click.option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        default="info",
-        show_default=True,
-        envvar="REMIT_LOG_LEVEL",
-        help="Minimum level of log lines. debug logs every request and decision.",
-    )(command)
-    return click.option(
-        "--log-format",
-        type=click.Choice(["json", "text"]),
-        envvar="REMIT_LOG_FORMAT",
-        help="Format of log lines.  [default: text on a terminal, else json]",
-    )(command)
+    ),
+    click.option(
+        "--token-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="REMIT_TOKEN_FILE",
+        help="File with the access token.  [env: REMIT_TOKEN_FILE, or the token itself in REMIT_TOKEN]",
+    ),
+    click.option(
+        "--ca-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="REMIT_CA_FILE",
+        help="CA certificate for https. Default: CA certificates of the system.  [env: REMIT_CA_FILE]",
+    ),
+)
+"""Options of components that connect to a server; the command receives a `ServerConnection` as `connection`."""
 
 
 def metrics_option(command: F) -> F:
@@ -157,6 +192,31 @@ class LoggingOptions(NamedTuple):
     def args(self) -> tuple[str, ...]:
         """The command-line arguments that give another component the same logging."""
         return (*(("--log-format", self.form) if self.form else ()), "--log-level", self.level)
+
+
+def _logging(log_format: LogFormat | None, log_level: LogLevel) -> LoggingOptions:
+    return LoggingOptions(log_format, log_level)
+
+
+log_options = option_group(
+    "logging",
+    _logging,
+    click.option(
+        "--log-format",
+        type=click.Choice(["json", "text"]),
+        envvar="REMIT_LOG_FORMAT",
+        help="Format of log lines.  [default: text on a terminal, else json]",
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        envvar="REMIT_LOG_LEVEL",
+        help="Minimum level of log lines. debug logs every request and decision.",
+    ),
+)
+"""Options for log format and level; the command receives `LoggingOptions` as `logging`. Logs go to stderr."""
 
 
 class ErrorReporter:
@@ -219,16 +279,6 @@ async def _run_cancellable(main: Callable[[], Coroutine[Any, Any, None]]) -> int
     return stop_signal
 
 
-def resolve_servers(
-    servers: tuple[str, ...], token_file: Path | None, ca_file: Path | None = None
-) -> tuple[tuple[str, ...], str, Trust]:
-    """Return server URLs, token and trusted CA from flags, the environment or the current context."""
-    from remit.cli.session.contexts import resolve_server
-
-    address = resolve_server(server=servers[0] if servers else "", token_file=str(token_file or ""), ca_file=str(ca_file or ""))
-    return (address.server, *servers[1:]), address.token, address.trust
-
-
 LISTEN_PORT: Final = 7420
 LISTEN: Final = f"127.0.0.1:{LISTEN_PORT}"
 TOKEN_FILE: Final = "token"  # noqa: S105 - the name of the file
@@ -244,37 +294,13 @@ def default_data_directory() -> Path:
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "remit"
 
 
-def tls_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the TLS options to a command, which receives them as `secured`. None means plain HTTP."""
-    file = click.Path(path_type=Path, dir_okay=False, exists=True)
-
-    @click.option("--tls", is_flag=True, help="Serve TLS with a generated CA. Required for listening beyond this machine.")
-    @click.option(
-        "--tls-name", "tls_names", multiple=True, metavar="HOST", help="Additional host name in the certificate. Repeatable."
-    )
-    @click.option("--tls-cert", type=file, help="Use this server certificate instead of a generated one.")
-    @click.option("--tls-key", type=file, help="Private key of --tls-cert.")
-    @click.option(
-        "--tls-ca", type=file, help="CA certificate of --tls-cert for clients. Default: CA certificates of the system."
-    )
-    @functools.wraps(command)
-    def wrapped(
-        *,
-        tls: bool,
-        tls_names: tuple[str, ...],
-        tls_cert: Path | None,
-        tls_key: Path | None,
-        tls_ca: Path | None,
-        **options: Any,
-    ) -> None:
-        command(secured=_tls_options(tls, tls_names, tls_cert, tls_key, tls_ca), **options)
-
-    return wrapped
+_EXISTING_FILE: Final = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 
 def _tls_options(
-    tls: bool, names: tuple[str, ...], certificate: Path | None, key: Path | None, ca: Path | None
+    tls: bool, tls_names: tuple[str, ...], tls_cert: Path | None, tls_key: Path | None, tls_ca: Path | None
 ) -> TlsOptions | None:
+    names, certificate, key, ca = tls_names, tls_cert, tls_key, tls_ca
     if (certificate is None) != (key is None):
         raise click.UsageError("--tls-cert and --tls-key must be given together")
     if certificate is None and ca is not None:
@@ -288,3 +314,21 @@ def _tls_options(
     if certificate is None or key is None:
         return TlsOptions(names)
     return TlsOptions(names, ProvidedCertificate(certificate.absolute(), key.absolute(), ca.absolute() if ca else None))
+
+
+tls_options = option_group(
+    "secured",
+    _tls_options,
+    click.option("--tls", is_flag=True, help="Serve TLS with a generated CA. Required for listening beyond this machine."),
+    click.option(
+        "--tls-name", "tls_names", multiple=True, metavar="HOST", help="Additional host name in the certificate. Repeatable."
+    ),
+    click.option("--tls-cert", type=_EXISTING_FILE, help="Use this server certificate instead of a generated one."),
+    click.option("--tls-key", type=_EXISTING_FILE, help="Private key of --tls-cert."),
+    click.option(
+        "--tls-ca",
+        type=_EXISTING_FILE,
+        help="CA certificate of --tls-cert for clients. Default: CA certificates of the system.",
+    ),
+)
+"""TLS options of a server; the command receives `TlsOptions` as `secured`. None means plain HTTP."""

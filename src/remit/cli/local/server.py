@@ -19,10 +19,10 @@ from remit.cli.local.daemon_options import (
     ErrorReporter,
     ListenType,
     LoggingOptions,
+    ServerConnection,
     heartbeat_interval_option,
     log_options,
     metrics_option,
-    resolve_servers,
     run_until_signalled,
     server_connection_options,
     tls_options,
@@ -36,12 +36,10 @@ from remit.world.clock import BootClock
 from remit.world.interfaces import WorldError
 from remit.world.net.connections import ListenAddress
 from remit.world.production import production
-from remit.world.structured_log import LogFormat, LogLevel
 
 if TYPE_CHECKING:
     from remit.world.net.connections import ListenAddress
     from remit.world.net.server_keys import TlsOptions
-    from remit.world.structured_log import LogFormat, LogLevel
 
 TOKEN_FILE_NAME: Final = "token"  # noqa: S105 - a file name
 
@@ -79,10 +77,9 @@ def server(
     scope: str,
     name: str,
     token_file: Path | None,
-    beat_ms: int,
+    heartbeat_ms: int,
     secured: TlsOptions | None,
-    log_format: LogFormat | None,
-    log_level: LogLevel,
+    logging: LoggingOptions,
 ) -> None:
     """Run a server: the authority of a scope, its SQLite store and its HTTP API.
 
@@ -90,9 +87,8 @@ def server(
     """
     token_path = token_file or data / TOKEN_FILE_NAME
     try:
-        logging = LoggingOptions(log_format, log_level)
         run_until_signalled(
-            lambda: serve(data, listen, scope, name, token_path, Timing(beat_ms), logging, secured), use_uvloop=True
+            lambda: serve(data, listen, scope, name, token_path, Timing(heartbeat_ms), logging, secured), use_uvloop=True
         )
     except (StoreError, WorldError) as error:
         raise click.ClickException(escaped(str(error))) from error
@@ -154,14 +150,14 @@ name_option = click.option("--name", default="", help="Name in leases and record
 @name_option
 @metrics_option
 @log_options
-def scheduler(servers: tuple[str, ...], token_file: Path | None, **options: Any) -> None:
+def scheduler(**options: Any) -> None:
     """Run a scheduler, which places pending replicas on nodes.
 
     Several schedulers of a scope elect a leader by lease; the others are standbys.
     """
     from remit.assembly import run_scheduler
 
-    _run_component("scheduler", run_scheduler, servers, token_file, **options)
+    _run_component("scheduler", run_scheduler, **options)
 
 
 @click.command(
@@ -176,37 +172,34 @@ def scheduler(servers: tuple[str, ...], token_file: Path | None, **options: Any)
 @name_option
 @metrics_option
 @log_options
-def controllers(servers: tuple[str, ...], token_file: Path | None, **options: Any) -> None:
+def controllers(**options: Any) -> None:
     """Run the controllers of a scope: workloads, nodes, repair, endpoints, rollouts.
 
     Several copies elect a leader by lease for each controller; the others are standbys.
     """
     from remit.assembly import run_controllers
 
-    _run_component("controllers", run_controllers, servers, token_file, **options)
+    _run_component("controllers", run_controllers, **options)
 
 
 def _run_component(
     role: str,
     run_role: Callable[..., Awaitable[Any]],
-    servers: tuple[str, ...],
-    token_file: Path | None,
     *,
-    ca_file: Path | None,
-    beat_ms: int,
+    connection: ServerConnection,
+    heartbeat_ms: int,
     name: str,
     metrics: ListenAddress | None,
-    log_format: LogFormat | None,
-    log_level: LogLevel,
+    logging: LoggingOptions,
 ) -> None:
-    urls, token, trust = resolve_servers(servers, token_file, ca_file)
+    urls, token, trust = connection.resolve()
 
     async def main() -> None:
         from remit.assembly import component_name, component_world
 
-        report = ErrorReporter(LoggingOptions(log_format, log_level).of(role, BootClock()))
+        report = ErrorReporter(logging.of(role, BootClock()))
         async with component_world(urls, token, trust, report) as connected:
-            run = partial(run_role, connected, name=name or component_name(role), heartbeat_ms=beat_ms, on_failure=report)
+            run = partial(run_role, connected, name=name or component_name(role), heartbeat_ms=heartbeat_ms, on_failure=report)
             if metrics is None:
                 await run()
                 return

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from remit.world.interfaces import ProcessHandle, ProcessSpec, World
     from remit.world.net.connections import ListenAddress
     from remit.world.net.server_keys import TlsOptions
-    from remit.world.structured_log import LogFormat, LogLevel
 
 SCOPE: Final = "local"
 TENANT: Final = "default"
@@ -76,7 +75,7 @@ class UpOptions(NamedTuple):
     context: str
     nodes: int
     regions: tuple[str, ...]
-    beat_ms: int
+    heartbeat_ms: int
     logging: LoggingOptions
     agent: tuple[str, ...]
     """Additional arguments of `remit agent`."""
@@ -142,14 +141,13 @@ def up(
     context: str,
     nodes: int,
     regions: str,
-    beat_ms: int,
+    heartbeat_ms: int,
     cpu: str,
     memory: str,
     devices: tuple[str, ...],
     sandbox: str,
     secured: TlsOptions | None,
-    log_format: LogFormat | None,
-    log_level: LogLevel,
+    logging: LoggingOptions,
     permissions: HostOptions,
 ) -> None:
     """Run a complete control plane on this machine: API, scheduler, controllers, and an agent with its nodes.
@@ -168,8 +166,7 @@ def up(
         raise click.UsageError("--regions is empty; leave it out, or use names such as eu-central,eu-west")
     if nodes:
         _check_socket_path(root)
-    logging = LoggingOptions(log_format, log_level)
-    options = UpOptions(root, listen, context, nodes, region_names, beat_ms, logging, (*args, *logging.args), secured)
+    options = UpOptions(root, listen, context, nodes, region_names, heartbeat_ms, logging, (*args, *logging.args), secured)
     sys.exit(run_until_signalled(lambda: _up(options), use_uvloop=True))
 
 
@@ -213,7 +210,8 @@ async def _run(options: UpOptions, world: World) -> None:
     async with AsyncExitStack() as open_:
         server = await open_.enter_async_context(api_server(
             options.server, world, scope=SCOPE, name=SCOPE, listen=_listen_address(options), token=token,
-            timing=Timing(options.beat_ms), report_bug=report.bug, log=report.log, tls_options=options.secured, report=report,
+            timing=Timing(options.heartbeat_ms), report_bug=report.bug, log=report.log, tls_options=options.secured,
+            report=report,
         ))  # fmt: skip
         await _ensure_agent_token(options, server.context)
         connection = LocalConnection(server, world)
@@ -222,12 +220,14 @@ async def _run(options: UpOptions, world: World) -> None:
         supervisor = AgentSupervisor(options, server, world, report)
         try:
             async with asyncio.TaskGroup() as group:
-                beat_ms, metrics = options.beat_ms, server.context.telemetry.registry
+                interval_ms, metrics = options.heartbeat_ms, server.context.telemetry.registry
                 group.create_task(
-                    run_scheduler(connection, name="scheduler", heartbeat_ms=beat_ms, on_failure=report, metrics=metrics)
+                    run_scheduler(connection, name="scheduler", heartbeat_ms=interval_ms, on_failure=report, metrics=metrics)
                 )
                 group.create_task(
-                    run_controllers(connection, name="controllers", heartbeat_ms=beat_ms, on_failure=report, metrics=metrics)
+                    run_controllers(
+                        connection, name="controllers", heartbeat_ms=interval_ms, on_failure=report, metrics=metrics
+                    )
                 )
                 async with Api(server.url, token, tenant=TENANT, trust=server.trust) as api:
                     await _bootstrap(api, options.regions)
@@ -373,10 +373,10 @@ async def _report_nodes(options: UpOptions, api: Api, world: World) -> None:
     from remit.client.api import Unanswered
     from remit.model.kinds import Node, NodeHealth
 
-    deadline_ms = world.clock.now_ms() + READY_HEARTBEATS * options.beat_ms + READY_MS
+    deadline_ms = world.clock.now_ms() + READY_HEARTBEATS * options.heartbeat_ms + READY_MS
     ready = 0
     while ready < options.nodes and world.clock.now_ms() < deadline_ms:
-        await world.clock.sleep_ms(max(50, options.beat_ms // 8))
+        await world.clock.sleep_ms(max(50, options.heartbeat_ms // 8))
         with suppress(Unanswered):
             ready = sum(item.status.health is NodeHealth.READY for item in (await api.list(Node)).items)
     missing_text = "" if ready >= options.nodes else f" of {options.nodes}; `remit get nodes` shows why the others are not"

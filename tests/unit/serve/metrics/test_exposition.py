@@ -227,3 +227,13 @@ async def test_tenant_discovers_only_its_own_endpoints(client: Api) -> None:
     assert [one["labels"]["__meta_remit_tenant"] for one in own.json] == ["acme"]
     assert (await client.ask("GET", "/v1/sd/endpoints?tenant=other", token=tokens["member"])).json == []
     assert len((await client.ask("GET", "/v1/sd/endpoints")).json) == 2
+
+
+@http_test
+async def test_renamed_metric__exposed_with_the_same_value_under_its_former_name(client: Api) -> None:
+    await client.ask("POST", "/v1/tenants", tenant())
+    scraped = await scrape(client)
+    reported = [metric for metric in METRICS.values() if metric.former_name and f"{metric.name}[]" in scraped]
+    assert {metric.former_name for metric in reported} >= {"remit_authority_leading", "remit_books_outcomes"}
+    for metric in reported:
+        assert scraped[f"{metric.former_name}[]"] == scraped[f"{metric.name}[]"]
