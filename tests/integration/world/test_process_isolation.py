@@ -299,7 +299,7 @@ def test_memory_of_child_counts_and_oom_is_reported(grouped: str) -> None:
 def test_limits_are_set_and_cpu_time_includes_ended_children(grouped: str) -> None:
     async def scenario(one: ProcessRunner) -> None:
         limits = Limits(memory_bytes=256 * MIB, cpu_milli=500, pids=7)
-        script = f"{sys.executable} -c 'x = sum(range(8_000_000))'; exec sleep 600"
+        script = f"{sys.executable} -c 'x = sum(range(80_000_000))'; exec sleep 600"
         async with started(one, shell(script)._replace(group="spins", limits=limits)) as running:
             while one.usage(running).cpu_ms < 50:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
