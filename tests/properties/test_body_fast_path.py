@@ -89,7 +89,7 @@ def _outcome(read: Any, body: bytes) -> Any:
 def test_a_body_is_read_quickly_as_it_is_read_whole(written: list[str]) -> None:
     for text in (*written, *written):  # the second time a spec may be known
         body = text.encode()
-        assert _outcome(validate_manifest, body) == _outcome(bodies._validate_in_full, body)
+        assert _outcome(validate_manifest, body) == _outcome(bodies._read_with_positions, body)
 
 
 @tries(200, 10_000)
@@ -103,7 +103,7 @@ def test_many_are_read_quickly_as_they_are_read_whole(written: list[str], betwee
 def _all_whole(body: bytes) -> Any:
     """As if nothing were ever plain."""
     with (
-        patch.object(bodies, "parse_plain_manifest", lambda body: None),
+        patch.object(bodies, "decode_manifest", lambda body: None),
         patch.object(bodies, "split_array", lambda body, most: []),
     ):
         return validate_manifests(body)
