@@ -1,4 +1,4 @@
-"""Is what is read quickly the same as what is read whole? Bodies plain and odd: the same object, or refusal, both ways."""
+"""The decoder of manifests accepts only what the reader with positions accepts, and builds the same object."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from hypothesis import given
+import pytest
+from hypothesis import HealthCheck, event, given
 from hypothesis import strategies as st
 
 from remit.model.kinds import Workload
-from remit.model.manifests.validation import validate
-from remit.model.objects import encode
+from remit.model.manifests import validation
+from remit.model.manifests.decoder import decode_manifest, valid_specs
+from remit.model.manifests.reader import read
+from remit.model.manifests.validation import mark_validated, validate
+from remit.model.objects import DECLARED, decode, encode
 from remit.serve.http import bodies
 from remit.serve.http.bodies import validate_manifest, validate_manifests
 from remit.serve.http.replies import ApiProblem
 from tests.properties.effort import tries
+from tests.properties.manifest_strategies import manifests
 
 NAMES = st.sampled_from(["a", "job-1", "Job", "", "x" * 63, "x" * 64, "a\nb", "-a", "é", "a:b", "remit"])
 KEYS = st.sampled_from(["app", "shape", "remit/x", "a/b", "", "a:b", "A_b.c", "x" * 64, "é"])
@@ -86,7 +91,7 @@ def _outcome(read: Any, body: bytes) -> Any:
 
 @tries(400, 20_000)
 @given(st.lists(texts(), min_size=1, max_size=3))
-def test_a_body_is_read_quickly_as_it_is_read_whole(written: list[str]) -> None:
+def test_a_body_is_decoded_as_the_reader_reads_it(written: list[str]) -> None:
     for text in (*written, *written):  # the second time a spec may be known
         body = text.encode()
         assert _outcome(validate_manifest, body) == _outcome(bodies._read_with_positions, body)
@@ -94,14 +99,14 @@ def test_a_body_is_read_quickly_as_it_is_read_whole(written: list[str]) -> None:
 
 @tries(200, 10_000)
 @given(st.lists(texts(), min_size=0, max_size=4), st.sampled_from([",", ", "]))
-def test_many_are_read_quickly_as_they_are_read_whole(written: list[str], between: str) -> None:
+def test_many_manifests_are_decoded_as_the_reader_reads_them(written: list[str], between: str) -> None:
     body = ("[" + between.join(written) + "]").encode()
     for _ in range(2):
         assert _outcome(validate_manifests, body) == _outcome(_all_whole, body)
 
 
 def _all_whole(body: bytes) -> Any:
-    """As if nothing were ever plain."""
+    """As if the decoder accepted nothing."""
     with (
         patch.object(bodies, "decode_manifest", lambda body: None),
         patch.object(bodies, "split_array", lambda body, most: []),
@@ -111,7 +116,7 @@ def _all_whole(body: bytes) -> Any:
 
 @tries(200, 5_000)
 @given(st.lists(texts(), min_size=1, max_size=3))
-def test_what_the_judge_knows_is_what_it_would_find(written: list[str]) -> None:
+def test_a_known_spec_is_validated_as_an_unknown_one(written: list[str]) -> None:
     """By value: also of an object that came by another way than a manifest."""
     for text in written:
         try:
@@ -131,11 +136,147 @@ def _amounts(type_: type, value: object) -> object:
     return dec_hook(type_, value)
 
 
-def test_a_flood_of_one_shape_is_read_quickly(monkeypatch: Any) -> None:
-    """And not by accident read whole each time."""
+NUMBERS = (0, 1, 2.0, 0.5, -0.0, 1e300, 10**31, 10**33, -1, True, None, "1", "0.5", "1e3")
+TEXTS = ("a:b", "\x7f", "\x85", "\u2028", "\ufeff", "\U0001f600", "ä", '"', "\\u0000", "\0", "remit/x", "$(PORT_x)")
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> str:
+    """A manifest of any kind as JSON, sometimes with a value or a key replaced, doubled, or escaped in another way."""
+    document = draw(manifests((*DECLARED, "Policy", "Workload", "Workload", "Workload")))
+    for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
+        _mutate(draw, document)
+    text = json.dumps(document, ensure_ascii=draw(st.booleans()), indent=draw(st.sampled_from((None, None, 1))))
+    if draw(st.integers(0, 5)) == 0:  # one member twice
+        name = draw(st.sampled_from([*document, *document.get("metadata", {}), "spec"]))
+        text = text.replace(f'"{name}":', f'"{name}":{draw(st.sampled_from(("1", "null", "{}")))},"{name}":', 1)
+    if draw(st.integers(0, 5)) == 0:  # a letter, or a colon, as an escape
+        letter = draw(st.sampled_from("ae:/"))
+        text = text.replace(letter, f"\\u{ord(letter):04x}", 1) if letter != ":" else text.replace("a", "\\u003a", 1)
+    return text
+
+
+def _mutate(draw: st.DrawFn, document: Any) -> None:
+    """Replace one value somewhere below, or add an unknown field."""
+    value: Any = document
+    while True:
+        steps = list(value) if isinstance(value, dict) else list(range(len(value)))
+        if not steps:
+            return
+        step = draw(st.sampled_from(steps))
+        if isinstance(value[step], dict | list) and value[step] and draw(st.integers(0, 3)):
+            value = value[step]
+            continue
+        if isinstance(value, dict) and draw(st.integers(0, 3)) == 0:
+            value[draw(st.sampled_from(("labels", "status", "deleting", "generation", "nmae", "a:b")))] = draw(
+                st.sampled_from((*NUMBERS, {}))
+            )
+        else:
+            value[step] = draw(st.sampled_from((*NUMBERS, *TEXTS, [], {}, [[]], {"a": {}})))
+        return
+
+
+def _is_left_to_reader(body: bytes) -> bool:
+    """Whether a valid manifest may be refused by the decoder: numbers with a fraction, some escapes, no spec."""
+    plain = json.loads(body)
+    return b"\\u" in body or "spec" not in plain or any(isinstance(value, float) for value in _values(plain))
+
+
+def _values(value: Any) -> list[Any]:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [value, *(below for part in parts for below in _values(part))]
+
+
+@tries(600, 20_000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
+@given(mutated())
+def test_the_decoder_accepts_what_the_reader_and_the_validation_accept(text: str) -> None:
+    body = text.encode(errors="replace")
+    result = read(body, "body.json")
+    for _ in range(2):  # the second time the spec may be known
+        obj = decode_manifest(body)
+        if obj is not None:
+            assert not result.problems and result.objects == (obj,) and type(obj) is type(result.objects[0])
+            assert encode(obj) == encode(result.objects[0])
+            assert validate(decode(encode(obj))) == (), "the authority accepts it as well"
+        else:
+            assert result.problems or _is_left_to_reader(body), text
+    event("accepted" if obj is not None else "refused" if result.problems else "left to the reader")
+    assert _outcome(validate_manifest, body) == _outcome(bodies._read_with_positions, body)
+
+
+HEAD = '"apiVersion":"remit/v1","kind":"Workload"'
+META = '"metadata":{"name":"w","tenant":"t"}'
+SPEC = '"spec":{"type":"job","template":{"command":["run"]}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{{{HEAD},{META},{SPEC},{SPEC}}}",
+        f"{{{HEAD},{META},{META},{SPEC}}}",
+        f'{{{HEAD},"kind":"Workload",{META},{SPEC}}}',
+        f'{{{HEAD},{META},"spec":{{"type":"job","type":"job","template":{{"command":["run"]}}}}}}',
+        f'{{{HEAD},{META},"spec":{{"type":"job","template":{{"command":["run"],"env":{{"A":"x","A":"\\u003a"}}}}}}}}',
+        f'{{{HEAD},{META},"spec":{{"type":"job","template":{{"command":["a\\u0000b"]}}}}}}',
+        f'{{{HEAD},{META},"spec":{{"type":"job","template":{{"command":["a\x7fb"]}}}}}}',
+        f'{{{HEAD},{META},"spec":{{"type":"job","template":{{"command":["\\ud800"]}}}}}}',
+        f'{{{HEAD},{META},"spec":{{"type":"job","replicas":1.0,"template":{{"command":["run"]}}}}}}',
+        f'{{{HEAD},{META},"spec":{{"type":"job","replicas":NaN,"template":{{"command":["run"]}}}}}}',
+        f'{{{HEAD},{META},"spec":{{"type":"job","template":{{"command":["run"],"resources":{{"cpu":{"1" * 33}}}}}}}}}',
+        f'{{{HEAD},{META},"spec":{{"type":"job","template":{{"command":["run"],"resources":{{"gpu":1}}}}}}}}',
+        f'{{{HEAD},{META},"spec":{{"type":"job","template":{{"command":["run"],"resources":{{"cpu":"1Gi"}}}}}}}}',
+        f'{{{HEAD},{META},"spec":{"[" * 100}{"]" * 100}}}',
+        f'{{{HEAD},{META},"spec":{"{" * 5000}}}',
+        f'{{{HEAD},{META},{SPEC},"status":{{}}}}',
+        f'{{{HEAD},"metadata":{{"name":"w","tenant":"t","deleting":true}},{SPEC}}}',
+        f'{{{HEAD},"metadata":{{"name":"w","tenant":"t","labels":{{"remit/x":"y"}}}},{SPEC}}}',
+        f'{{{HEAD},"metadata":{{"name":"w"}},{SPEC}}}',
+        f'{{"apiVersion":"remit/v1","kind":"Replica",{META},"spec":{{}}}}',
+        f"\ufeff{{{HEAD},{META},{SPEC}}}",
+        f"{{{HEAD},{META},{SPEC}}} {{}}",
+    ],
+)  # fmt: skip
+def test_the_decoder_refuses_what_json_decoders_let_pass(text: str) -> None:
+    body = text.encode(errors="surrogatepass")
+    assert decode_manifest(body) is None
+    assert _outcome(validate_manifest, body) == _outcome(bodies._read_with_positions, body)
+    assert decode_manifest(f"{{{HEAD},{META},{SPEC}}}".encode()) is not None, "the form that they vary is valid"
+
+
+def _job(command: list[str]) -> dict[str, Any]:
+    meta, spec = {"name": "a", "tenant": "t"}, {"type": "job", "template": {"command": command}}
+    return {"apiVersion": "remit/v1", "kind": "Workload", "metadata": meta, "spec": spec}
+
+
+def test_a_mark_spares_one_object_one_validation__not_an_equal_object() -> None:
+    thing = decode(msgspec.json.encode(_job(["run"])))
+    bad = msgspec.structs.replace(thing, metadata=msgspec.structs.replace(thing.metadata, name="Not A Name"))
+    assert validate(bad)
+    mark_validated(bad)
+    assert validate(msgspec.structs.replace(bad)), "an equal object is not marked"
+    assert validate(bad) == ()
+    assert validate(bad), "a mark is used up"
+
+
+def test_marks_and_specs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "VALIDATED_MAX", 8)
+    for _ in range(50):
+        validate_manifest(msgspec.json.encode(_job(["run"])))
+        assert 1 <= len(validation._validated) <= 8
+    long = _job(["x" * 4_000] * 3)
+    assert decode_manifest(msgspec.json.encode(long)) is not None
+    assert valid_specs.get(msgspec.json.encode(long["spec"])) is None
+    validation._validated.clear()
+    assert validate_manifest(msgspec.json.encode(_job(["x" * 4_000] * 5))).metadata.name == "a"
+    assert not validation._validated, "objects of long bodies are not retained"
+
+
+def test_a_valid_body_is_not_read_a_second_time(monkeypatch: Any) -> None:
+    """The reader with positions only explains what is refused."""
     manifest = {"apiVersion": "remit/v1", "kind": "Workload", "metadata": {"name": "a", "tenant": "t"}, "spec": SPECS[0]}
-    validate_manifest(msgspec.json.encode(manifest))
     monkeypatch.setattr(bodies, "read", None)
+    monkeypatch.setattr(bodies, "parse_strict_json", None)
+    validate_manifest(msgspec.json.encode(manifest))
     thing = validate_manifest(
         msgspec.json.encode({**manifest, "metadata": {"name": "b", "tenant": "t", "labels": {"app": "x"}}})
     )
