@@ -6,8 +6,7 @@ caller then lets the reader read the manifest, which reports each problem with i
 
 - Types, unknown fields, patterns, lengths and bounds are enforced by the decoder, because the types declare them.
 - decoded_checks.py and field_rules.py check the rest, with the code that the reader uses.
-- The decoder drops all but one of two equal keys. Every member of an object has one colon, so encoding the decoded manifest
-  again gives fewer colons if a member was dropped. Escapes that could hide a colon are left to the reader.
+- `has_unique_keys` finds keys that appear twice, of which the decoder drops all but one.
 
 The specs of workloads are cached, because many workloads have the same spec under different names. No rule of a workload looks
 at metadata and spec together, so a valid spec is valid under any name. No I/O.
@@ -70,20 +69,30 @@ def _reject_fraction(text: str) -> NoReturn:
 _manifest_decoder: Final = msgspec.json.Decoder(_Manifest, float_hook=_reject_fraction)
 _plain_decoder: Final = msgspec.json.Decoder(float_hook=_reject_fraction)
 _encode: Final = msgspec.json.Encoder().encode
-_ESCAPE_LEFT_TO_READER: Final = re.compile(rb"\\u(?:0000|003[aA]|[dD][89a-fA-F])").search
-"""NUL, the colon, and halves of surrogate pairs."""
+_ESCAPE_LEFT_TO_READER: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])").search
+"""NUL, and halves of surrogate pairs."""
+_ESCAPED_COLON: Final = re.compile(rb"\\u003[aA]").search
+
+
+def has_unique_keys(body: bytes, decoded: object) -> bool:
+    """Whether no object of a JSON text has a key twice. `decoded` is its value. Only "yes" is certain.
+
+    A decoder drops all but one of two equal keys. Every member of an object has one colon, and a text has as many colons
+    decoded as encoded unless one is written as an escape. So equal numbers of colons mean that no member was dropped.
+    """
+    return _encode(decoded).count(b":") == body.count(b":") and (b"\\u" not in body or _ESCAPED_COLON(body) is None)
 
 
 def decode_manifest(body: bytes) -> objects.AnyObject | None:
     """Returns the object of one manifest; None if it is invalid or of a form that is left to the reader."""
-    if len(body) > JSON_BYTES_MAX or _ESCAPE_LEFT_TO_READER(body) is not None:
+    if len(body) > JSON_BYTES_MAX or (b"\\u" in body and _ESCAPE_LEFT_TO_READER(body) is not None):
         return None
     try:
         if contains_control_character(body):
             return None
         manifest = _manifest_decoder.decode(body)
         kind, spec = manifest.kind, bytes(manifest.spec)
-        if kind not in objects.DECLARED or _encode(manifest).count(b":") != body.count(b":"):
+        if kind not in objects.DECLARED or not has_unique_keys(body, manifest):
             return None
         known = valid_specs.get(spec) if kind == "Workload" else None
         if known is None:
@@ -96,7 +105,7 @@ def decode_manifest(body: bytes) -> objects.AnyObject | None:
 
 def _decode_with_spec(manifest: _Manifest, spec: bytes) -> objects.AnyObject | None:
     kind, plain_spec = manifest.kind, _plain_decoder.decode(spec)
-    if _encode(plain_spec).count(b":") != spec.count(b":"):
+    if not has_unique_keys(spec, plain_spec):
         return None
     plain = {"apiVersion": manifest.api_version, "kind": kind, "metadata": manifest.metadata, "spec": plain_spec}
     obj = cast(objects.AnyObject, msgspec.convert(plain, objects.KINDS[kind], dec_hook=objects.dec_hook))

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from remit.model.claims import Code
-from remit.model.manifests.decoder import decode_manifest
+from remit.model.manifests.decoder import decode_manifest, has_unique_keys
 from remit.model.manifests.documents import DEPTH_MAX, JSON_BYTES_MAX
 from remit.model.manifests.reader import read
 from remit.model.manifests.validation import mark_validated
@@ -77,10 +77,11 @@ def parse_strict_json(body: bytes, outer_depth: int = 0) -> Any:
         raise _too_deep() from None
     except (msgspec.DecodeError, ValueError) as error:
         raise _malformed(body, str(error)) from None
-    # The body is valid JSON by now, so every string ends and one pass of the regular expression removes all of them.
-    if nesting_depth(body) + outer_depth > DEPTH_MAX:
+    # Fewer brackets than levels cannot nest too deep. The body is valid JSON by now, so every string ends and one pass of the
+    # regular expression removes all of them.
+    if body.count(b"{") + body.count(b"[") + outer_depth > DEPTH_MAX and nesting_depth(body) + outer_depth > DEPTH_MAX:
         raise _too_deep()
-    duplicate = _find_duplicate_key(body)
+    duplicate = None if has_unique_keys(body, value) else _find_duplicate_key(body)
     if duplicate is not None:
         detail = f"duplicate key {quoted(duplicate)} in one object"
         raise ApiProblem(400, "malformed", detail, field=escaped(duplicate), cure="keep one of the two")
