@@ -16,9 +16,9 @@ def main() -> None:
     sys.path[:0] = [str(Path(__file__).resolve().parent.parent / part) for part in ("", "src")]
     from remit.simulate.checkers.reference.history import CommitStep
     from remit.simulate.checkers.reference.past_states import CommitTimes
-    from tests.unit.simulate.checkers.busy_scope import crowd, lives
+    from tests.unit.simulate.checkers.busy_scope import busy_scope, lifecycle_commits
 
-    pen = crowd()
+    pen = busy_scope()
     judge, inner = pen.world.judge, pen.world.judge.on_commit
     costs: list[float] = []
 
@@ -30,7 +30,7 @@ def main() -> None:
 
     judge.on_commit = timed  # type: ignore[method-assign]
     gc.collect()
-    deeds = list(lives(pen))
+    deeds = list(lifecycle_commits(pen))
     for deed in ("bind", "move"):
         found = sorted(cost for cost, did in zip(costs, deeds, strict=True) if did == deed)
         mean = sum(found) / len(found)

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes a small service as an archive, and prints the manifest that deploys it from there, with a secret.
+"""Writes an archive with a small service, and prints the manifest of a workload that uses the archive and a secret.
 
     remit up --artifact-dir /tmp/greeter
     remit create secret greeter --from-literal word=sesame
     python3 examples/quickstart/greeter.py /tmp/greeter | remit apply -f - --wait
 
-It greets whoever sends the word: curl -H 'X-Word: sesame' ADDRESS. A second argument names another tenant than `default`. The
-archive is the same each time that it is made, so its digest is too.
+The service answers requests that contain the secret word: curl -H 'X-Word: sesame' ADDRESS. The optional second argument is the
+tenant (default: `default`). The archive is reproducible, so its digest is always the same.
 """
 
 import hashlib
@@ -25,12 +25,12 @@ WORD = HERE.joinpath("secret", "word").read_bytes().strip()
 
 class Greet(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        knows = self.path == "/ready" or hmac.compare_digest(self.headers.get("X-Word", "").encode(), WORD)
-        told = GREETING if knows else b"say the word\\n"
-        self.send_response(200 if knows else 403)
-        self.send_header("Content-Length", str(len(told)))
+        allowed = self.path == "/ready" or hmac.compare_digest(self.headers.get("X-Word", "").encode(), WORD)
+        body = GREETING if allowed else b"say the word\\n"
+        self.send_response(200 if allowed else 403)
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(told)
+        self.wfile.write(body)
 
 
 http.server.HTTPServer(("127.0.0.1", int(os.environ["PORT_http"])), Greet).serve_forever()
@@ -38,8 +38,7 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["PORT_http"])), Greet).serve
 FILES = {"greeter/serve.py": SERVE, "greeter/greeting.txt": "hello from an artifact\n"}
 
 MANIFEST = """\
-# A service from an archive: fetched and unpacked on each node that runs it, before it starts. The secret comes from the server,
-# to the nodes that run it alone.
+# A service from an archive, which each node fetches and unpacks before the start. Only nodes that run a replica get the secret.
 apiVersion: remit/v1
 kind: Workload
 metadata: {{name: greeter, tenant: {tenant}, labels: {{app: greeter}}}}
@@ -74,7 +73,7 @@ def archive() -> bytes:
 
 def main() -> None:
     if not 2 <= len(sys.argv) <= 3 or sys.argv[1].startswith("-"):
-        sys.exit("name the directory that the agent lends by --artifact-dir; and a tenant, if it is not default")
+        sys.exit("usage: greeter.py DIRECTORY [TENANT]; DIRECTORY is the one given to the agent by --artifact-dir")
     place = pathlib.Path(sys.argv[1]).resolve()
     place.mkdir(parents=True, exist_ok=True)
     made = archive()

@@ -1,7 +1,7 @@
-"""How is a service answered over HTTP, in as few lines as will do? For tests of the asking side: the real server is serve/.
+"""A minimal HTTP service for tests of clients; the real server is in serve/.
 
-One POST a request; `/v1/ask` answers whole, `/v1/follow` in lines. What is broken off shows: there is no answer, or no last
-chunk of it.
+One POST a request; `/v1/ask` is answered whole, `/v1/follow` in lines. An interrupted answer is visible: there is none, or its
+last chunk is missing.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ GRACE_S = 1.0
 
 
 @asynccontextmanager
-async def answering(port: int, service: Service, *, token: str) -> AsyncGenerator[int, None]:
-    """At `port` of 127.0.0.1 (0: any), which is what it yields."""
+async def serve_http_service(port: int, service: Service, *, token: str) -> AsyncGenerator[int, None]:
+    """Serve at `port` of 127.0.0.1 (0: any free one) and yield the port."""
     open_calls: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -25,8 +25,8 @@ async def answering(port: int, service: Service, *, token: str) -> AsyncGenerato
         assert task is not None
         open_calls.add(task)
         try:
-            await _Talk(reader, writer, service, token).go_on()
-        except (Exception, asyncio.CancelledError):  # noqa: BLE001 - whatever ends it, the connection shows it
+            await _Connection(reader, writer, service, token).go_on()
+        except (Exception, asyncio.CancelledError):  # noqa: BLE001 - the closed connection shows any error
             pass
         finally:
             open_calls.discard(task)
@@ -40,7 +40,7 @@ async def answering(port: int, service: Service, *, token: str) -> AsyncGenerato
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-        _Talk.ending = True
+        _Connection.ending = True
         try:
             busy = [task for task in open_calls if not task.get_name().startswith("idle")]
             if busy:
@@ -49,11 +49,11 @@ async def answering(port: int, service: Service, *, token: str) -> AsyncGenerato
                 task.cancel()
             await asyncio.gather(*open_calls, return_exceptions=True)
         finally:
-            _Talk.ending = False
+            _Connection.ending = False
 
 
-class _Talk:
-    """One connection. Its task is called `idle` or `stream` while nothing is owed that is worth waiting for."""
+class _Connection:
+    """One connection. Its task is called `idle` or `stream` while shutdown need not wait for it."""
 
     ending = False
 
@@ -61,7 +61,7 @@ class _Talk:
         self._reader, self._writer, self._service, self._token = reader, writer, service, token
 
     async def go_on(self) -> None:
-        while not _Talk.ending:
+        while not _Connection.ending:
             self._name("idle")
             head = (await self._reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
             method, path, _ = head[0].split(" ")
@@ -90,20 +90,20 @@ class _Talk:
         self._name("idle, as far as the end is concerned: a stream")
         self._writer.write(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
         async with asyncio.TaskGroup() as group:
-            gone = group.create_task(self._until_gone())
-            telling = group.create_task(self._tell(body))
-            await asyncio.wait((gone, telling), return_when=asyncio.FIRST_COMPLETED)
-            if not telling.done():
-                telling.cancel()
-            gone.cancel()
-        if telling.cancelled():
+            disconnected = group.create_task(self._until_disconnected())
+            sending = group.create_task(self._send_stream(body))
+            await asyncio.wait((disconnected, sending), return_when=asyncio.FIRST_COMPLETED)
+            if not sending.done():
+                sending.cancel()
+            disconnected.cancel()
+        if sending.cancelled():
             raise ConnectionResetError
 
-    async def _until_gone(self) -> None:
+    async def _until_disconnected(self) -> None:
         while await self._reader.read(1):
             pass
 
-    async def _tell(self, body: bytes) -> None:
+    async def _send_stream(self, body: bytes) -> None:
         async with aclosing(self._service.stream(body)) as items:
             async for item in items:
                 self._writer.write(b"%x\r\n%b\n\r\n" % (len(item) + 1, item))

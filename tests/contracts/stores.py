@@ -1,4 +1,4 @@
-"""Which stores does the contract bind, and how is each one made, backed up and restored? No test is in here."""
+"""The stores under contract, and how each is created, backed up and restored. Contains no tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SIMULATED_S_MAX = 3_600.0
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """One test's event loop; a test that hangs fails with the place where it hung."""
+    """Run one test's event loop; a hanging test fails with the place where it hung."""
 
     async def bounded() -> T:
         return await asyncio.wait_for(work, WAIT_S_MAX)
@@ -38,18 +38,18 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def run_simulated(work: Coroutine[Any, Any, T]) -> T:
-    """The same in a simulated world. Whoever asks is a process of its own there."""
+    """The same in a simulated world, where the caller is a process of its own."""
     loop = SimLoop.seeded("contract")
-    said, failed = list[T](), list[BaseException]()
+    results, failed = list[T](), list[BaseException]()
 
-    async def story() -> None:
+    async def scenario() -> None:
         try:
-            said.append(await work)
-        except BaseException as error:  # noqa: BLE001 - it is told to the test
+            results.append(await work)
+        except BaseException as error:  # noqa: BLE001 - raised again in the test
             failed.append(error)
         loop.stop()
 
-    loop.spawn(story(), name="story", unit=loop.new_unit("asker"))
+    loop.spawn(scenario(), name="story", unit=loop.new_unit("asker"))
     try:
         loop.run(SIMULATED_S_MAX)
     finally:
@@ -57,7 +57,7 @@ def run_simulated(work: Coroutine[Any, Any, T]) -> T:
     if failed:
         raise failed[0]
     assert not loop.failures, loop.failures
-    return said[0]
+    return results[0]
 
 
 class OneThread:
@@ -74,7 +74,7 @@ class OneThread:
 
 
 class Backend(Protocol):
-    """What a store needs beyond `Store` to be put through the suite."""
+    """Operations of a store that the suite needs beyond `Store`."""
 
     name: str
 
@@ -83,7 +83,7 @@ class Backend(Protocol):
     async def backup(self, store: Store) -> object: ...
 
     async def restore(self, store: Store, backup: object, incarnation: str) -> tuple[Store, RestoreReport]:
-        """Closes `store` and answers the one in its place."""
+        """Close `store` and return the one that replaces it."""
         ...
 
     async def close(self) -> None: ...
@@ -155,7 +155,7 @@ class SqliteBackend:
 
 
 class SimulatedBackend:
-    """A port over the simulated network to a store in memory, without a fault. Only in a simulated loop: `run_simulated`."""
+    """A port over the simulated network to a store in memory, without faults. Needs a simulated loop: `run_simulated`."""
 
     name = "simulated"
 
@@ -192,25 +192,25 @@ class SimulatedBackend:
             await port.close()
 
     def commit_applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
-        """Nobody judges here."""
+        """Nothing is checked here."""
 
     def store_restored(self, scope: str, store: MemoryStore, backup: MemoryBackup) -> None:
-        """Nobody judges here."""
+        """Nothing is checked here."""
 
 
 BACKENDS: dict[str, Callable[[], Backend]] = {"memory": MemoryBackend, "sqlite": SqliteBackend, "simulated": SimulatedBackend}
 
 NOT_SIMULATED: Final = (
-    "test_a_raw_write_among_batches_shows_as_a_gap",
-    "test_a_slow_watcher",
-    "test_compaction_under_a_watcher_that_still_reads_the_past",
-    "test_what_is_folded_is_counted",
+    "test_raw_write_among_batches_shows_as_gap",
+    "test_slow_watcher",
+    "test_compaction_under_watcher_reading_history",
+    "test_folded_events_account_for_every_row",
 )
-"""Promises to a watcher who reads late, by how the tests begin: what it has not read has left a simulated store already."""
+"""Contracts of watchers that read late, by test name prefix: what they have not read has already left a simulated store."""
 
 
-def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Backend]:
-    """The backend that a test is for; a simulated one runs in a loop of its own kind."""
+def make_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Backend]:
+    """Factory of the backend under test; a simulated one runs in its own kind of loop."""
     if request.param == SimulatedBackend.name:
         if request.node.name.startswith(NOT_SIMULATED):
             pytest.skip("what a watcher has not read yet lies at its own end of the simulated network, not at the store")
@@ -219,7 +219,7 @@ def made(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 @asynccontextmanager
-async def opened(make: Callable[[], Backend], bounds: FeedLimits = FeedLimits()) -> AsyncIterator[Store]:
+async def open_store(make: Callable[[], Backend], bounds: FeedLimits = FeedLimits()) -> AsyncIterator[Store]:
     backend = make()
     try:
         yield await backend.open(bounds)
@@ -244,24 +244,24 @@ async def next_event(watch: Watch) -> WatchEvent:
 
 
 async def events_up_to(watch: Watch, revision: int) -> list[WatchEvent]:
-    """Every event until one reaches `revision`; together they must cover everything, once."""
+    """Every event until one reaches `revision`; together they must cover every revision once."""
     events = [await next_event(watch)]
     while events[-1].revision < revision:
         event = await next_event(watch)
-        assert event.after == events[-1].revision, "a gap, or the same twice"
+        assert event.after == events[-1].revision, "a gap or a repeated event"
         events.append(event)
     assert events[-1].revision == revision
     return events
 
 
 class Writer:
-    """One writer of the chain, as an authority is one: it seizes, then writes batch after batch."""
+    """A writer of the chain like an authority: it takes over, then writes batch after batch."""
 
     def __init__(self, store: Store, place: chain.ChainPosition) -> None:
         self.store, self.place = store, place
 
     @classmethod
-    async def seize(cls, store: Store, holder: str) -> Writer:
+    async def take_over(cls, store: Store, holder: str) -> Writer:
         return cls(store, await chain.raise_epoch(store, holder, "first"))
 
     async def write(self, *pairs: tuple[str, bytes], deletes: tuple[str, ...] = ()) -> bool:
@@ -274,7 +274,7 @@ class Writer:
 
 
 class LosingStore:
-    """Loses the answers of the commits it is told to: after they landed, before they ever do, or until they land late."""
+    """Loses answers of commits on request: after they landed, without landing, or until they land late."""
 
     def __init__(self, store: Store) -> None:
         self.store = store

@@ -1,4 +1,4 @@
-"""Does every store keep the promises of protocol.py? One suite, run on each: a store that joins later adds its name."""
+"""Contract of every store (protocol.py), run on each backend."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from remit.store.protocol import (
     StoreClosed,
 )
 from remit.store.watch_feed import FeedLimits
-from tests.contracts.stores import BACKENDS, Backend, delete, events_up_to, made, next_event, opened, put, run
+from tests.contracts.stores import BACKENDS, Backend, delete, events_up_to, make_backend, next_event, open_store, put, run
 
 Make = Callable[[], Backend]
 
 
 @pytest.fixture(params=sorted(BACKENDS))
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
-    return made(request, monkeypatch)
+    return make_backend(request, monkeypatch)
 
 
 # Reading and writing
 
 
-def test_a_commit_that_was_answered_is_read(make: Make) -> None:
+def test_answered_commit_is_read_back(make: Make) -> None:
     """F04: linearizable reads."""
 
-    async def story() -> None:
-        async with opened(make) as store:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             assert await store.get("a") is None
             before = await store.revision()
             revision = await put(store, ("a", b"1"), ("b", b""))
@@ -53,12 +53,12 @@ def test_a_commit_that_was_answered_is_read(make: Make) -> None:
             assert await store.get("a") == Row("a", b"1", revision)
             assert await store.get("b") == Row("b", b"", revision)
 
-    run(story())
+    run(scenario())
 
 
-def test_every_transaction_takes_the_next_revision__also_one_that_changes_nothing(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_every_transaction_gets_next_revision_even_without_changes(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             first = await put(store, ("a", b"1"))
             watch = await store.watch("", after=first)
             answer = await store.commit(Commit(guards=(Guard("a", first),)))
@@ -69,26 +69,26 @@ def test_every_transaction_takes_the_next_revision__also_one_that_changes_nothin
             replayed = await events_up_to(await store.watch("", after=first), first + 2)
             assert [event.revision for event in replayed] == [first + 1, first + 2]
 
-    run(story())
+    run(scenario())
 
 
-def test_concurrent_commits__each_has_its_own_revision_and_all_are_there(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_concurrent_commits_get_distinct_revisions(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             before = await store.revision()
             answers = await asyncio.gather(*(put(store, (f"k{n:03}", b"%d" % n)) for n in range(200)))
             assert sorted(answers) == list(range(before + 1, before + 201))
             page = await store.range("k")
             assert {row.key: row.revision for row in page.rows} == {f"k{n:03}": answers[n] for n in range(200)}
 
-    run(story())
+    run(scenario())
 
 
-def test_guards_of_concurrent_commits_see_each_other(make: Make) -> None:
-    """Twenty raise one counter from the same revision: exactly one may win, whether or not they are written together."""
+def test_concurrent_guarded_commits_have_one_winner(make: Make) -> None:
+    """Twenty commits update one counter from the same revision: exactly one may win, whether or not they are batched."""
 
-    async def story() -> None:
-        async with opened(make) as store:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             start = await put(store, ("counter", b"0"))
             commits = [Commit((Guard("counter", start),), (("counter", b"%d" % n), (f"won/{n}", b""))) for n in range(20)]
             answers = await asyncio.gather(*(store.commit(commit) for commit in commits))
@@ -98,13 +98,13 @@ def test_guards_of_concurrent_commits_see_each_other(make: Make) -> None:
             found = {answer.found for answer in answers if isinstance(answer, Conflict)}
             assert found == {start + 1}
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("expected", ["absent", "older", "newer"])
-def test_a_guard_that_does_not_hold__nothing_is_applied(make: Make, expected: str) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_failed_guard_applies_nothing(make: Make, expected: str) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             first = await put(store, ("a", b"1"))
             second = await put(store, ("a", b"2"), ("b", b"2"))
             wrong = {"absent": 0, "older": first, "newer": second + 1}[expected]
@@ -114,12 +114,12 @@ def test_a_guard_that_does_not_hold__nothing_is_applied(make: Make, expected: st
             assert await store.get("c") is None
             assert await store.get("b") == Row("b", b"2", second)
 
-    run(story())
+    run(scenario())
 
 
-def test_guards_that_all_hold(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_commit_with_fulfilled_guards_is_applied(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             first = await put(store, ("a", b"1"))
             second = await put(store, ("b", b"1"))
             guards = (Guard("a", first), Guard("b", second), Guard("none", 0))
@@ -128,38 +128,39 @@ def test_guards_that_all_hold(make: Make) -> None:
             assert await store.commit(Commit((Guard("none", 0),), (("z", b""),))) == Conflict("none", 0, third)
             assert await store.commit(Commit((Guard("gone", 7),), (("z", b""),))) == Conflict("gone", 7, 0)
 
-    run(story())
+    run(scenario())
 
 
-def test_deleted_and_made_anew(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_deleted_key_may_be_created_again(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             first = await put(store, ("a", b"1"), ("b", b"1"))
-            gone = await delete(store, "a")
+            deleted = await delete(store, "a")
             assert await store.get("a") is None
-            assert await store.commit(Commit((Guard("a", gone),), (("a", b"x"),))) == Conflict("a", gone, 0)
+            assert await store.commit(Commit((Guard("a", deleted),), (("a", b"x"),))) == Conflict("a", deleted, 0)
             again = await put(store, ("a", b"2"), guards=(Guard("a", 0),))
             assert await store.get("a") == Row("a", b"2", again)
             seen = [
-                [row.key for row in (await store.range("", revision=at)).rows if row.key != HEAD] for at in (first, gone, again)
+                [row.key for row in (await store.range("", revision=at)).rows if row.key != HEAD]
+                for at in (first, deleted, again)
             ]
             assert seen == [["a", "b"], ["b"], ["a", "b"]]
 
-    run(story())
+    run(scenario())
 
 
-def test_a_deletion_of_what_is_absent_counts_as_a_change(make: Make) -> None:
-    """The writer's chain counts what a batch names; if the store counted less, its watchers would see a gap."""
+def test_deleting_absent_key_counts_as_change(make: Make) -> None:
+    """The writer's chain counts the rows of a batch; if the store counted fewer, watchers would see a gap."""
 
-    async def story() -> None:
-        async with opened(make) as store:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             before = await store.revision()
             watch = await store.watch("", after=before)
             revision = await delete(store, "never")
             event = await next_event(watch)
             assert (event.revision, [change.value for change in event.changes]) == (revision, [None])
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -182,20 +183,20 @@ def test_a_deletion_of_what_is_absent_counts_as_a_change(make: Make) -> None:
     ],
     ids=lambda commit: f"{len(commit.puts)} puts, {len(commit.deletes)} deletes",
 )
-def test_a_commit_against_the_rules_is_invalid__nothing_is_applied(make: Make, commit: Commit) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_invalid_commit_applies_nothing(make: Make, commit: Commit) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             before = await store.revision()
             with pytest.raises(Invalid):
                 await store.commit(commit)
             assert await store.revision() == before
 
-    run(story())
+    run(scenario())
 
 
-def test_the_largest_that_is_allowed(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_largest_allowed_commit_is_accepted(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             big = b"v" * VALUE_BYTES_MAX
             rows = [("k" * KEY_BYTES_MAX, big)]
             rows += [(f"many/{n}", b"") for n in range(ROWS_PER_COMMIT_MAX - 1)]
@@ -204,12 +205,12 @@ def test_the_largest_that_is_allowed(make: Make) -> None:
             page = await store.range("many/", limit=PAGE_ROWS_MAX)
             assert (len(page.rows), page.more) == (PAGE_ROWS_MAX, True)
 
-    run(story())
+    run(scenario())
 
 
-def test_questions_against_the_rules_are_invalid(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_invalid_queries_are_refused(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             now = await put(store, ("a", b""))
             for limit in (0, -1, PAGE_ROWS_MAX + 1):
                 with pytest.raises(Invalid):
@@ -224,7 +225,7 @@ def test_questions_against_the_rules_are_invalid(make: Make) -> None:
             with pytest.raises(Invalid):
                 await store.get("")
 
-    run(story())
+    run(scenario())
 
 
 # Ranges
@@ -248,9 +249,9 @@ ODD_KEYS = [
 ]
 
 
-def test_ranges_are_in_key_order_and_exact_at_their_edges(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_ranges_are_in_key_order_and_exact_at_edges(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             await put(store, *((key, key.encode()) for key in reversed(ODD_KEYS)))
             for prefix in ["", "a", "a\0", "a/", "b", "\ud7ff", "\U0010ffff", "z", "\U0001f600"]:
                 for after in ["", "a", "a/b", "b", "\uffff", "\U0010ffff"]:
@@ -258,7 +259,7 @@ def test_ranges_are_in_key_order_and_exact_at_their_edges(make: Make) -> None:
                     found = [row.key for row in page.rows if row.key != HEAD]
                     assert found == sorted(key for key in ODD_KEYS if key.startswith(prefix) and key > after)
 
-    run(story())
+    run(scenario())
 
 
 async def read_pages(store: Store, prefix: str, limit: int) -> list[Page]:
@@ -271,9 +272,9 @@ async def read_pages(store: Store, prefix: str, limit: int) -> list[Page]:
 
 
 @pytest.mark.parametrize("limit", [1, 7, 50, 200, 201])
-def test_pages_show_one_state_while_writes_go_on(make: Make, limit: int) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_pages_show_one_state_while_writes_continue(make: Make, limit: int) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             rows = [(f"p/{n:03}", b"%d" % n) for n in range(200)]
             revision = await put(store, *rows)
             pages = await read_pages(store, "p/", limit)
@@ -281,24 +282,24 @@ def test_pages_show_one_state_while_writes_go_on(make: Make, limit: int) -> None
             assert [row for page in pages for row in page.rows] == [Row(key, value, revision) for key, value in rows]
             assert all(len(page.rows) == limit for page in pages[:-1])
 
-    run(story())
+    run(scenario())
 
 
-def test_a_page_that_is_just_full_says_that_there_is_no_more(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_exactly_full_page_has_no_more(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             await put(store, *((f"p/{n}", b"") for n in range(5)))
             await delete(store, "p/4")
             assert (await store.range("p/", limit=4)).more is False
             assert (await store.range("p/", limit=3)).more is True
             assert await store.range("none/") == Page((), await store.revision(), more=False)
 
-    run(story())
+    run(scenario())
 
 
-def test_a_page_goes_past_many_deleted_keys(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_page_skips_many_deleted_keys(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             await put(store, *((f"p/{n:02}", b"") for n in range(30)))
             await delete(store, *(f"p/{n:02}" for n in range(25)))
             for limit in (1, 2, 5, 6):
@@ -306,17 +307,17 @@ def test_a_page_goes_past_many_deleted_keys(make: Make) -> None:
                 assert [row.key for row in page.rows] == [f"p/{n}" for n in range(25, 30)][:limit]
                 assert page.more is (limit < 5)
 
-    run(story())
+    run(scenario())
 
 
 # Compaction
 
 
-def test_compaction__what_stands_stays_and_the_past_is_refused(make: Make) -> None:
+def test_compaction_keeps_current_rows_and_refuses_past(make: Make) -> None:
     """F07."""
 
-    async def story() -> None:
-        async with opened(make) as store:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             first = await put(store, ("a", b"1"), ("b", b"1"), ("c", b"1"))
             second = await put(store, ("a", b"2"))
             third = await delete(store, "b")
@@ -331,20 +332,20 @@ def test_compaction__what_stands_stays_and_the_past_is_refused(make: Make) -> No
             at_third = [row for row in (await store.range("", revision=third)).rows if row.key != HEAD]
             assert at_third == [Row("a", b"2", second), Row("c", b"1", first)]
             assert [event.revision for event in await events_up_to(await store.watch("", after=third), last)] == [last]
-            await store.compact(second)  # already gone: nothing to do
+            await store.compact(second)  # already compacted: no effect
             await store.compact(last)
             assert [row.key for row in (await store.range("")).rows if row.key != HEAD] == ["a", "c"]
             assert await put(store, ("b", b"new"), guards=(Guard("b", 0),)) == last + 1
 
-    run(story())
+    run(scenario())
 
 
-def test_compaction_under_a_watcher_that_still_reads_the_past(make: Make) -> None:
+def test_compaction_under_watcher_reading_history(make: Make) -> None:
     """F07."""
     bounds = FeedLimits(window_rows_max=4)
 
-    async def story() -> None:
-        async with opened(make, bounds) as store:
+    async def scenario() -> None:
+        async with open_store(make, bounds) as store:
             start = await put(store, ("a", b"0"))
             behind = await store.watch("", after=start)
             for n in range(20):
@@ -356,18 +357,18 @@ def test_compaction_under_a_watcher_that_still_reads_the_past(make: Make) -> Non
                 await next_event(past)
             with pytest.raises(Compacted):
                 await next_event(past)
-            # This one was there all along: what it lacks is kept for it, so it needs no history.
+            # This watcher was open all along: its missing events are queued, so it needs no history.
             assert (await events_up_to(behind, now))[-1].revision == now
 
-    run(story())
+    run(scenario())
 
 
 # Closing
 
 
-def test_after_close_everything_says_closed(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_closed_store_refuses_every_call(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             revision = await put(store, ("a", b""))
             watch = await store.watch("", after=revision)
             waiting = asyncio.ensure_future(next_event(watch))
@@ -387,28 +388,28 @@ def test_after_close_everything_says_closed(make: Make) -> None:
                 with pytest.raises(StoreClosed):
                     await question
 
-    run(story())
+    run(scenario())
 
 
-def test_commits_under_way_at_close_are_answered(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_commits_in_flight_at_close_are_answered(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             waiting = [asyncio.ensure_future(put(store, (f"k{n}", b""))) for n in range(50)]
             await asyncio.sleep(0)
             await store.close()
             answers = await asyncio.gather(*waiting)
             assert sorted(answers) == list(range(answers[0], answers[0] + 50))
 
-    run(story())
+    run(scenario())
 
 
 # Backup and restore
 
 
-def test_restore__a_new_incarnation_and_what_was_lost_is_listed(make: Make) -> None:
+def test_restore_creates_incarnation_and_lists_lost_changes(make: Make) -> None:
     """F10."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         backend = make()
         try:
             store = await backend.open()
@@ -424,22 +425,22 @@ def test_restore__a_new_incarnation_and_what_was_lost_is_listed(make: Make) -> N
             assert restored.replaced is not None
             assert (restored.replaced.revision, restored.replaced.head) == (deposed.revision, deposed.head)
             assert (restored.replaced.changed, restored.replaced.changed_count) == (("a", "c", "gone"), 3)
-            await check_reborn(new, restored.head, deposed, place.head, kept)
+            await assert_restored(new, restored.head, deposed, place.head, kept)
             await new.close()
         finally:
             await backend.close()
 
-    run(story())
+    run(scenario())
 
 
-async def check_reborn(store: Store, reborn: Head, deposed: chain.ChainPosition, backed_up: Head, kept: int) -> None:
+async def assert_restored(store: Store, restored_head: Head, deposed: chain.ChainPosition, backed_up: Head, kept: int) -> None:
     rows = [row for row in (await store.range("")).rows if row.key != HEAD]
     assert rows == [Row("a", b"1", kept), Row("b", b"1", kept), Row("gone", b"1", kept)]
-    assert (reborn.incarnation, reborn.holder, reborn.count) == ("second", "restore", 0)
-    assert reborn.epoch > deposed.head.epoch
-    assert reborn.sequence == backed_up.sequence + 1
+    assert (restored_head.incarnation, restored_head.holder, restored_head.count) == ("second", "restore", 0)
+    assert restored_head.epoch > deposed.head.epoch
+    assert restored_head.sequence == backed_up.sequence + 1
     now = await store.revision()
-    assert now > deposed.revision, "a revision must not mean two states"
+    assert now > deposed.revision, "a revision must not be reused"
     with pytest.raises(Compacted):
         await store.watch("", after=deposed.revision)
     stale = await store.commit(chain.batch(deposed, chain.advance(deposed.head, (), ()), ()))
@@ -452,8 +453,8 @@ async def check_reborn(store: Store, reborn: Head, deposed: chain.ChainPosition,
     assert "restored" in (chain.gap(backed_up, event) or "")
 
 
-def test_a_backup_can_be_taken_twice_and_writes_go_on_after_it(make: Make) -> None:
-    async def story() -> None:
+def test_backup_may_be_repeated_while_writes_continue(make: Make) -> None:
+    async def scenario() -> None:
         backend = make()
         try:
             store = await backend.open()
@@ -471,15 +472,15 @@ def test_a_backup_can_be_taken_twice_and_writes_go_on_after_it(make: Make) -> No
         finally:
             await backend.close()
 
-    run(story())
+    run(scenario())
 
 
-def test_a_slow_watcher_is_told_to_resync(make: Make) -> None:
+def test_slow_watcher_gets_resync(make: Make) -> None:
     """F05."""
     bounds = FeedLimits(window_rows_max=8, pending_rows_max=16, fold_after=4)
 
-    async def story() -> None:
-        async with opened(make, bounds) as store:
+    async def scenario() -> None:
+        async with open_store(make, bounds) as store:
             start = await store.revision()
             slow, quiet = await store.watch("k/", after=start), await store.watch("q/", after=start)
             for n in range(100):
@@ -493,14 +494,14 @@ def test_a_slow_watcher_is_told_to_resync(make: Make) -> None:
             event = await next_event(quiet)
             assert (event.after, event.revision, event.changes, event.elsewhere) == (start, now, (), 100)
 
-    run(story())
+    run(scenario())
 
 
-def test_a_slow_watcher_of_large_values_is_told_to_resync(make: Make) -> None:
+def test_slow_watcher_of_large_values_gets_resync(make: Make) -> None:
     bounds = FeedLimits(window_bytes_max=4_000, pending_bytes_max=8_000)
 
-    async def story() -> None:
-        async with opened(make, bounds) as store:
+    async def scenario() -> None:
+        async with open_store(make, bounds) as store:
             start = await store.revision()
             many, one = await store.watch("k/", after=start), await store.watch("one", after=start)
             for n in range(30):
@@ -510,4 +511,4 @@ def test_a_slow_watcher_of_large_values_is_told_to_resync(make: Make) -> None:
             event = await next_event(one)
             assert (len(event.changes), event.superseded, event.elsewhere) == (1, 29, 30)
 
-    run(story())
+    run(scenario())

@@ -1,4 +1,4 @@
-"""Is a deposed writer fenced, and is a lost answer settled, on every store? The contract as the writer's chain needs it."""
+"""Contract of every store for the writer's chain: a deposed writer is fenced, and a lost answer is settled."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from remit.store.protocol import (
     StoreError,
     Unavailable,
 )
-from tests.contracts.stores import BACKENDS, Backend, LosingStore, Writer, made, opened, run
+from tests.contracts.stores import BACKENDS, Backend, LosingStore, Writer, make_backend, open_store, run
 
 Make = Callable[[], Backend]
 
 
 @pytest.fixture(params=sorted(BACKENDS))
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
-    return made(request, monkeypatch)
+    return make_backend(request, monkeypatch)
 
 
-def test_seize_raises_the_epoch_and_keeps_the_incarnation(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_takeover_raises_epoch_and_keeps_incarnation(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             first = await chain.raise_epoch(store, "one", "first")
             second = await chain.raise_epoch(store, "two", "ignored")
             assert second.head.epoch == first.head.epoch + 1
@@ -41,17 +41,17 @@ def test_seize_raises_the_epoch_and_keeps_the_incarnation(make: Make) -> None:
             assert (second.head.incarnation, second.head.holder) == (first.head.incarnation, "two")
             assert await chain.read_position(store) == second
 
-    run(story())
+    run(scenario())
 
 
-def test_two_writers__the_older_writes_nothing_more(make: Make) -> None:
+def test_deposed_writer_cannot_write(make: Make) -> None:
     """F15, F16."""
 
-    async def story() -> None:
-        async with opened(make) as store:
-            old = await Writer.seize(store, "old")
+    async def scenario() -> None:
+        async with open_store(make) as store:
+            old = await Writer.take_over(store, "old")
             assert await old.write(("a", b"old"))
-            new = await Writer.seize(store, "new")
+            new = await Writer.take_over(store, "new")
             assert not await old.write(("a", b"late"))
             assert await new.write(("a", b"new"))
             assert not await old.write(("b", b"late"))
@@ -60,12 +60,12 @@ def test_two_writers__the_older_writes_nothing_more(make: Make) -> None:
             assert row.value == b"new"
             assert await store.get("b") is None
 
-    run(story())
+    run(scenario())
 
 
-def test_many_seize_at_once__epochs_differ_and_the_last_one_stands(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_concurrent_takeovers_get_distinct_epochs_and_last_one_holds(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             places = await asyncio.gather(*(chain.raise_epoch(store, f"w{n}", "first") for n in range(8)))
             epochs = sorted(place.head.epoch for place in places)
             assert epochs == list(range(epochs[0], epochs[0] + 8))
@@ -74,37 +74,37 @@ def test_many_seize_at_once__epochs_differ_and_the_last_one_stands(make: Make) -
             assert wrote.count(True) == 1
             assert writers[wrote.index(True)].place.head.epoch == epochs[-1]
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("fates", [["landed"], ["lost"], ["lost", "landed", "lost"]])
-def test_seize_with_lost_answers(make: Make, fates: list[str]) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_takeover_with_lost_answers_is_one_epoch(make: Make, fates: list[str]) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             losing = LosingStore(store)
             losing.fates = list(fates)
             before = await chain.read_position(store)
             place = await chain.raise_epoch(losing, "w", "first")
             assert await chain.read_position(store) == place
             assert place.head.epoch == (before.head.epoch if before else 0) + 1, (
-                "one takeover is one epoch, however often its answer was lost"
+                "one takeover must raise the epoch once, however often its answer is lost"
             )
             assert await Writer(store, place).write(("a", b""))
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize(
     "error", [NoSpace("full"), ReadOnly("sealed"), StoreClosed("closed"), Unavailable("away"), Corrupt("hurt")]
 )
 @pytest.mark.parametrize("call", ["get", "commit"])
-def test_seize_and_settle_ask_again_after_a_lost_answer_only(
+def test_takeover_and_settle_retry_only_after_unknown_outcome(
     make: Make, monkeypatch: pytest.MonkeyPatch, error: StoreError, call: str
 ) -> None:
-    """F11: whoever takes over must hear that the store cannot be written; asking for ever would hide it."""
+    """F11: a takeover must report that the store cannot be written; endless retries would hide it."""
 
-    async def story() -> None:
-        async with opened(make) as store:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             losing = LosingStore(store)
             place = await chain.raise_epoch(store, "w", "first")
             calls = 0
@@ -123,11 +123,11 @@ def test_seize_and_settle_ask_again_after_a_lost_answer_only(
                     await chain.settle(losing, place, chain.advance(place.head, (), ()))
             assert await chain.read_position(store) == place
 
-    run(story())
+    run(scenario())
 
 
 async def lose_one(losing: LosingStore, fate: str) -> tuple[Writer, Head]:
-    writer = await Writer.seize(losing, "w")
+    writer = await Writer.take_over(losing, "w")
     pairs = (("a", b"lost?"),)
     head = chain.advance(writer.place.head, pairs, ())
     losing.fates = [fate]
@@ -139,11 +139,11 @@ async def lose_one(losing: LosingStore, fate: str) -> tuple[Writer, Head]:
 
 
 @pytest.mark.parametrize("more", [[], ["lost"], ["landed"], ["lost", "landed"]])
-def test_settle__the_lost_batch_had_landed(make: Make, more: list[str]) -> None:
+def test_settle_finds_landed_batch(make: Make, more: list[str]) -> None:
     """F01."""
 
-    async def story() -> None:
-        async with opened(make) as store:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             losing = LosingStore(store)
             writer, lost = await lose_one(losing, "landed")
             losing.fates = list(more)
@@ -153,13 +153,13 @@ def test_settle__the_lost_batch_had_landed(make: Make, more: list[str]) -> None:
             assert await store.get("a") is not None
             assert await Writer(store, place).write(("b", b""))
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("more", [[], ["lost"], ["landed"], ["lost", "landed"]])
-def test_settle__the_lost_batch_never_lands(make: Make, more: list[str]) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_settle_finds_batch_that_never_landed(make: Make, more: list[str]) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             losing = LosingStore(store)
             writer, lost = await lose_one(losing, "lost")
             losing.fates = list(more)
@@ -170,14 +170,14 @@ def test_settle__the_lost_batch_never_lands(make: Make, more: list[str]) -> None
             assert await store.get("a") is None
             assert await Writer(store, place).write(("b", b""))
 
-    run(story())
+    run(scenario())
 
 
-def test_settle__the_lost_batch_arrives_after_it_and_is_refused(make: Make) -> None:
+def test_settle_fences_late_batch(make: Make) -> None:
     """F01."""
 
-    async def story() -> None:
-        async with opened(make) as store:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             losing = LosingStore(store)
             writer, lost = await lose_one(losing, "late")
             place = await chain.settle(losing, writer.place, lost)
@@ -187,12 +187,12 @@ def test_settle__the_lost_batch_arrives_after_it_and_is_refused(make: Make) -> N
             assert await store.get("a") is None
             assert await Writer(store, place).write(("a", b"decided again"))
 
-    run(story())
+    run(scenario())
 
 
-def test_settle__the_late_batch_and_the_empty_one_race(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_settle_racing_with_late_batch_is_consistent(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             losing = LosingStore(store)
             writer, lost = await lose_one(losing, "late")
             answer, place = await asyncio.gather(store.commit(losing.late[0]), chain.settle(losing, writer.place, lost))
@@ -201,16 +201,16 @@ def test_settle__the_late_batch_and_the_empty_one_race(make: Make) -> None:
             assert (place.head == lost) is landed
             assert (await store.get("a") is not None) is landed
 
-    run(story())
+    run(scenario())
 
 
-def test_settle__deposed_meanwhile(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_settle_of_deposed_writer_is_fenced_out(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             losing = LosingStore(store)
             writer, lost = await lose_one(losing, "late")
             other = await chain.raise_epoch(store, "other", "first")
             assert await chain.settle(losing, writer.place, lost) == chain.FencedOut(other.head)
             assert isinstance(await store.commit(losing.late[0]), Conflict)
 
-    run(story())
+    run(scenario())

@@ -1,4 +1,4 @@
-"""Does every store tell its watchers everything, once and in order? The part of the contract that is about `watch`."""
+"""Contract of `watch` on every store: watchers get everything, once and in order."""
 
 from __future__ import annotations
 
@@ -10,19 +10,30 @@ import pytest
 from remit.store import chain
 from remit.store.protocol import HEAD, RowChange, Span, Watch, WatchEvent
 from remit.store.watch_feed import FeedLimits
-from tests.contracts.stores import BACKENDS, Backend, Writer, delete, events_up_to, made, next_event, opened, put, run
+from tests.contracts.stores import (
+    BACKENDS,
+    Backend,
+    Writer,
+    delete,
+    events_up_to,
+    make_backend,
+    next_event,
+    open_store,
+    put,
+    run,
+)
 
 Make = Callable[[], Backend]
 
 
 @pytest.fixture(params=sorted(BACKENDS))
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
-    return made(request, monkeypatch)
+    return make_backend(request, monkeypatch)
 
 
-def test_a_watcher_that_keeps_up_hears_each_transaction(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_watcher_gets_each_transaction(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             start = await store.revision()
             watch = await store.watch("a/", after=start)
             first = await put(store, ("a/1", b"x"), ("b/1", b"x"), ("a/2", b"x"))
@@ -32,12 +43,12 @@ def test_a_watcher_that_keeps_up_hears_each_transaction(make: Make) -> None:
             second = await delete(store, "a/1")
             assert await next_event(watch) == WatchEvent(first, second, (RowChange("a/1", None, second),), 0, 0, None, None)
 
-    run(story())
+    run(scenario())
 
 
-def test_a_watcher_waits_and_is_woken(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_waiting_watcher_is_woken_by_commit(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             watch = await store.watch("", after=await store.revision())
             waiting = asyncio.ensure_future(next_event(watch))
             await asyncio.sleep(0.01)
@@ -45,12 +56,12 @@ def test_a_watcher_waits_and_is_woken(make: Make) -> None:
             revision = await put(store, ("a", b""))
             assert (await waiting).revision == revision
 
-    run(story())
+    run(scenario())
 
 
-def test_a_quiet_watcher_still_moves_on(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_watcher_without_matching_changes_still_advances(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             start = await store.revision()
             watch = await store.watch("quiet/", after=start)
             last = 0
@@ -60,12 +71,12 @@ def test_a_quiet_watcher_still_moves_on(make: Make) -> None:
             assert [event.changes for event in events] == [()] * 5
             assert sum(event.elsewhere for event in events) == 5
 
-    run(story())
+    run(scenario())
 
 
-def test_a_wait_that_is_cancelled_loses_nothing(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_cancelled_wait_loses_no_event(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             start = await store.revision()
             watch = await store.watch("", after=start)
             for n in range(5):
@@ -77,17 +88,17 @@ def test_a_wait_that_is_cancelled_loses_nothing(make: Make) -> None:
                 revision = await put(store, (f"{n}", b""))
                 assert (await next_event(watch)).revision == revision
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("window", [1, 3, 1_000])
 @pytest.mark.parametrize("fold_after", [0, 2, 1_000])
-def test_from_the_past_into_the_present__no_gap_and_nothing_twice(make: Make, window: int, fold_after: int) -> None:
-    """F05, F06. The history is longer than the window and than a page of the log, and writes go on while it is read."""
+def test_watch_from_past_has_no_gap_and_no_repeat(make: Make, window: int, fold_after: int) -> None:
+    """F05, F06. The history exceeds the window and a page of the log, and writes continue while it is read."""
     bounds = FeedLimits(window_rows_max=window, fold_after=fold_after)
 
-    async def story() -> None:
-        async with opened(make, bounds) as store:
+    async def scenario() -> None:
+        async with open_store(make, bounds) as store:
             start = await store.revision()
             for n in range(40):
                 await put(store, (f"k/{n % 7}", b"%d" % n), (f"other/{n}", b""))
@@ -106,27 +117,27 @@ def test_from_the_past_into_the_present__no_gap_and_nothing_twice(make: Make, wi
             assert counted == 100
             assert view == {f"k/{n % 7}": b"%d" % n for n in range(93, 100)}
 
-    run(story())
+    run(scenario())
 
 
-def test_watchers_share_the_bytes(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
+def test_watchers_share_value_bytes(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             start = await store.revision()
             watches = [await store.watch(prefix, after=start) for prefix in ("", "a", "a")]
             await put(store, ("a", b"some bytes"))
             values = [(await next_event(watch)).changes[0].value for watch in watches]
             assert values[0] is values[1] is values[2]
 
-    run(story())
+    run(scenario())
 
 
-def test_a_closed_watch_ends_also_for_one_who_waits(make: Make) -> None:
+def test_closed_watch_ends_for_waiting_reader(make: Make) -> None:
     async def collect(watch: Watch) -> list[WatchEvent]:
         return [event async for event in watch]
 
-    async def story() -> None:
-        async with opened(make) as store:
+    async def scenario() -> None:
+        async with open_store(make) as store:
             watch = await store.watch("", after=await store.revision())
             waiting = asyncio.ensure_future(collect(watch))
             await put(store, ("a", b""))
@@ -135,16 +146,16 @@ def test_a_closed_watch_ends_also_for_one_who_waits(make: Make) -> None:
             assert len(await asyncio.wait_for(waiting, 5)) == 1
             await watch.close()
 
-    run(story())
+    run(scenario())
 
 
-# The writer's chain, as its watchers see it
+# The writer's chain as seen by watchers
 
 
-def test_the_head_is_no_change__it_tells_the_span(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
-            writer = await Writer.seize(store, "w")
+def test_head_is_no_change_but_describes_span(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
+            writer = await Writer.take_over(store, "w")
             seen = writer.place.head
             for prefix, elsewhere in (("", 0), ("a", 2), (HEAD, 3)):
                 watch = await store.watch(prefix, after=await store.revision())
@@ -157,19 +168,19 @@ def test_the_head_is_no_change__it_tells_the_span(make: Make) -> None:
                 assert chain.gap(seen, event) is None
                 seen = writer.place.head
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("prefix", ["", "k/", "k/1", "none/"])
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("window", [2, 30, 1_000])
-def test_what_is_folded_is_counted(make: Make, prefix: str, late: bool, window: int) -> None:
-    """F05, F21. However a watcher comes to lag, `chain.gap` finds that every row of every batch is accounted for."""
+def test_folded_events_account_for_every_row(make: Make, prefix: str, late: bool, window: int) -> None:
+    """F05, F21. However a watcher lags, `chain.gap` finds every row of every batch accounted for."""
     bounds = FeedLimits(window_rows_max=window, fold_after=3)
 
-    async def story() -> None:
-        async with opened(make, bounds) as store:
-            writer = await Writer.seize(store, "w")
+    async def scenario() -> None:
+        async with open_store(make, bounds) as store:
+            writer = await Writer.take_over(store, "w")
             seen, start = writer.place.head, writer.place.revision
             early = await store.watch(prefix, after=start)
             for n in range(50):
@@ -190,16 +201,16 @@ def test_what_is_folded_is_counted(make: Make, prefix: str, late: bool, window: 
                 seen = event.head
             assert seen == writer.place.head
 
-    run(story())
+    run(scenario())
 
 
-def test_a_raw_write_among_batches_shows_as_a_gap(make: Make) -> None:
+def test_raw_write_among_batches_shows_as_gap(make: Make) -> None:
     """F05."""
     bounds = FeedLimits(fold_after=0)
 
-    async def story() -> None:
-        async with opened(make, bounds) as store:
-            writer = await Writer.seize(store, "w")
+    async def scenario() -> None:
+        async with open_store(make, bounds) as store:
+            writer = await Writer.take_over(store, "w")
             seen = writer.place.head
             watch = await store.watch("", after=writer.place.revision)
             assert await writer.write(("a", b"1"))
@@ -207,16 +218,16 @@ def test_a_raw_write_among_batches_shows_as_a_gap(make: Make) -> None:
             event = (await events_up_to(watch, await store.revision()))[-1]
             assert "accounts for 2 rows of 1" in (chain.gap(seen, event) or "")
 
-    run(story())
+    run(scenario())
 
 
-def test_a_break_in_the_chain_is_never_folded_over(make: Make) -> None:
-    """A head that skips a sequence cannot come from a sound writer: a fold across it would hide it from `gap`."""
+def test_break_in_chain_is_never_folded(make: Make) -> None:
+    """A head that skips a sequence number cannot come from a correct writer: folding would hide it from `gap`."""
     bounds = FeedLimits(fold_after=0)
 
-    async def story() -> None:
-        async with opened(make, bounds) as store:
-            writer = await Writer.seize(store, "w")
+    async def scenario() -> None:
+        async with open_store(make, bounds) as store:
+            writer = await Writer.take_over(store, "w")
             seen = writer.place.head
             watch = await store.watch("", after=writer.place.revision)
             assert await writer.write(("a", b"1"))
@@ -227,4 +238,4 @@ def test_a_break_in_the_chain_is_never_folded_over(make: Make) -> None:
             assert first.head is not None
             assert "expected" in (chain.gap(first.head, second) or "")
 
-    run(story())
+    run(scenario())

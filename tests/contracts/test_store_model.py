@@ -1,4 +1,4 @@
-"""Does a store agree with a plain list of all its states? Random steps on both, compared after each."""
+"""Every store agrees with a plain model of all its states, compared after each random step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SMALL = {
     "WAL_PAGES_DUE": 8,
     "BACKUP_SLICE_PAGES": 1,
 }
-"""So that indexing, sweeping and checkpoints happen within a few steps, and are cut into slices."""
+"""Limits so small that indexing, sweeping and checkpoints happen within a few steps, in slices."""
 BOUNDS = FeedLimits(window_rows_max=5, fold_after=2)
 
 State = dict[str, Row]
@@ -64,7 +64,7 @@ class StoreMachine(RuleBasedStateMachine):
             setattr(maintenance, name, value)
 
     def apply(self, commit: Commit) -> Committed | Conflict:
-        """What the store should answer, from the plain states alone."""
+        """The answer the store should give, from the model alone."""
         state = self.states[self.now]
         for guard in commit.guards:
             found = state[guard.key].revision if guard.key in state else 0
@@ -95,7 +95,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert self.run(self.store.commit(commit)) == self.apply(commit)
 
     @rule(data=st.data(), count=st.integers(2, 6))
-    def commit_several_at_once(self, data: st.DataObject, count: int) -> None:
+    def commit_concurrently(self, data: st.DataObject, count: int) -> None:
         commits = [self.draw_commit(data) for _ in range(count)]
 
         async def together() -> list[Committed | Conflict]:
@@ -121,7 +121,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.compacted > 1)
     @rule(data=st.data())
-    def ask_for_the_compacted(self, data: st.DataObject) -> None:
+    def query_compacted(self, data: st.DataObject) -> None:
         revision = data.draw(st.integers(1, self.compacted - 1))
         with pytest.raises(Compacted):
             self.run(self.store.range("k", revision=revision))
@@ -130,7 +130,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), prefix=PREFIXES)
     def watch_from(self, data: st.DataObject, prefix: str) -> None:
-        """A state and the changes since make the state of now."""
+        """A past state plus the changes since then equals the current state."""
         start = data.draw(st.integers(self.compacted, self.now))
 
         async def follow() -> State:
@@ -179,7 +179,7 @@ class SqliteMachine(StoreMachine):
         assert isinstance(self.backend, SqliteBackend)
         self.run(self.store.close())
         self.store = self.run(self.backend.open_in(self.backend.directory / "store-0", BOUNDS))
-        # Opening raises the epoch: one transaction, which changes none of the rows that are compared.
+        # Opening raises the epoch: one transaction that changes none of the compared rows.
         self.now += 1
         self.states[self.now] = self.states[self.now - 1]
 

@@ -1,4 +1,4 @@
-"""Does an observer end up with what stands, on every store, whatever it missed on the way?"""
+"""A scheduler view on every store ends up equal to a fresh list, even after missed events."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.contracts.stores import (
     LosingStore,
     SimulatedBackend,
     Writer,
-    made,
-    opened,
+    make_backend,
+    open_store,
     run,
     run_simulated,
 )
@@ -32,7 +32,7 @@ from tests.unit.observation.row_fixtures import ready, replica, tenant, work
 
 Make = Callable[[], Backend]
 IDLE_MS = 400
-TROUBLES: list[dict[str, float | bool]] = [
+STORE_FAULTS: list[dict[str, float | bool]] = [
     {"events_lost": 0.5},
     {"events_late": 0.5, "events_repeated": 0.5},
     {"events_repeated": 0.8},
@@ -43,7 +43,7 @@ TROUBLES: list[dict[str, float | bool]] = [
 
 
 class LoopClock:
-    """Time as the running loop has it, real or simulated."""
+    """The time of the running loop, real or simulated."""
 
     def now_ms(self) -> int:
         return int(asyncio.get_running_loop().time() * 1000)
@@ -63,20 +63,20 @@ class LoopClock:
 
 @pytest.fixture(params=sorted(BACKENDS))
 def make(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
-    return made(request, monkeypatch)
+    return make_backend(request, monkeypatch)
 
 
-def a_world() -> World:
-    class Little:
+def make_world() -> World:
+    class MinimalWorld:
         clock = LoopClock()
         randomness = SeededRandomness("views")
 
-    return Little()  # type: ignore[return-value]
+    return MinimalWorld()  # type: ignore[return-value]
 
 
 @asynccontextmanager
-async def followed(store: Store, sure: Store | None = None) -> AsyncIterator[SchedulerView]:
-    world = a_world()
+async def reflected_view(store: Store, sure: Store | None = None) -> AsyncIterator[SchedulerView]:
+    world = make_world()
     view = SchedulerView(world.clock)
     task = asyncio.get_running_loop().create_task(
         Reflector(store, sure or store, world, view, idle_ms=IDLE_MS, ranges=LIST_RANGES).run()
@@ -89,7 +89,7 @@ async def followed(store: Store, sure: Store | None = None) -> AsyncIterator[Sch
         await asyncio.wait({task})
 
 
-async def until(holds: Callable[[], bool], seconds: float = 15) -> None:
+async def wait_until(holds: Callable[[], bool], seconds: float = 15) -> None:
     for _ in range(int(seconds / 0.02)):
         if holds():
             return
@@ -97,112 +97,112 @@ async def until(holds: Callable[[], bool], seconds: float = 15) -> None:
     raise TimeoutError
 
 
-async def reaches(view: SchedulerView, writer: Writer) -> None:
-    """Within a bounded time it stands where the chain does, and shows what a list would."""
-    await until(lambda: view.head == writer.place.head)
+async def assert_catches_up(view: SchedulerView, writer: Writer) -> None:
+    """Within bounded time the view reaches the chain's head and equals a fresh list."""
+    await wait_until(lambda: view.head == writer.place.head)
     assert not list(recompute(view)), list(recompute(view))
     fresh = SchedulerView(LoopClock())
-    world = a_world()
+    world = make_world()
     task = asyncio.get_running_loop().create_task(Reflector(writer.store, writer.store, world, fresh, ranges=LIST_RANGES).run())
-    await until(lambda: fresh.head is not None)
+    await wait_until(lambda: fresh.head is not None)
     task.cancel()
     await asyncio.wait({task})
     found = list(compare(view, fresh))
     assert not found, "\n".join(found)
 
 
-async def wrote(writer: Writer, *things: AnyObject, deletes: tuple[str, ...] = ()) -> None:
-    assert await writer.write(*((key(thing), encode(thing)) for thing in things), deletes=deletes)
+async def write_objects(writer: Writer, *objects: AnyObject, deletes: tuple[str, ...] = ()) -> None:
+    assert await writer.write(*((key(obj), encode(obj)) for obj in objects), deletes=deletes)
 
 
-async def furnished(store: Store) -> Writer:
-    writer = await Writer.seize(store, "a")
+async def prepare(store: Store) -> Writer:
+    writer = await Writer.take_over(store, "a")
     assert await writer.write((RESTORE_MARKER, b"first"))
-    await wrote(writer, ready("n1"), ready("n2"), tenant("t1"), *work("a"), replica("a"), replica("a", 1))
+    await write_objects(writer, ready("n1"), ready("n2"), tenant("t1"), *work("a"), replica("a"), replica("a", 1))
     return writer
 
 
-def test_a_view_follows_what_is_written(make: Make) -> None:
-    async def story() -> None:
-        async with opened(make) as store:
-            writer = await furnished(store)
-            async with followed(store) as view:
-                await reaches(view, writer)
+def test_view_follows_commits(make: Make) -> None:
+    async def scenario() -> None:
+        async with open_store(make) as store:
+            writer = await prepare(store)
+            async with reflected_view(store) as view:
+                await assert_catches_up(view, writer)
                 assert view.is_current
-                await wrote(writer, replica("a", phase="bound", on="n1"))
-                await wrote(writer, replica("a", 1, phase="bound", on="n2"), deletes=("replica/t1/a-0",))
-                await reaches(view, writer)
+                await write_objects(writer, replica("a", phase="bound", on="n1"))
+                await write_objects(writer, replica("a", 1, phase="bound", on="n2"), deletes=("replica/t1/a-0",))
+                await assert_catches_up(view, writer)
                 assert int(view.columns.free["cpu"][view.columns.rows["n2"]]) == 3000
                 assert view.age_ms() < 15_000
 
-    run(story())
+    run(scenario())
 
 
-def test_a_view_that_fell_behind_and_was_compacted_lists_anew(make: Make) -> None:
+def test_view_behind_compaction_relists_and_keeps_assumptions(make: Make) -> None:
     """F05 F07."""
 
-    async def story() -> None:
-        async with opened(make) as store:
-            writer = await furnished(store)
-            async with followed(store) as view:
-                await reaches(view, writer)
+    async def scenario() -> None:
+        async with open_store(make) as store:
+            writer = await prepare(store)
+            async with reflected_view(store) as view:
+                await assert_catches_up(view, writer)
                 before = view.replicas.slots["replica/t1/a-1"]
                 view.assume(before, view.columns.rows["n2"], {}, ("tenant/t1",))
                 for round_ in range(30):
-                    await wrote(writer, replica("a", phase="pending", attempt=round_ + 2))
+                    await write_objects(writer, replica("a", phase="pending", attempt=round_ + 2))
                 await store.compact(await store.revision())
-                await wrote(writer, replica("a", phase="bound", on="n1", attempt=40))
-                await reaches(view, writer)
+                await write_objects(writer, replica("a", phase="bound", on="n1", attempt=40))
+                await assert_catches_up(view, writer)
                 assert view.replicas.slots["replica/t1/a-1"] == before
                 assert list(view.assumed) == [before]
 
-    run(story())
+    run(scenario())
 
 
-def test_a_silent_watch_is_dead(make: Make) -> None:
-    """F05: a watch that says nothing any more is not believed; what it kept back is found by a list."""
+def test_silent_watch_is_replaced_by_list(make: Make) -> None:
+    """F05: a watch without events or heartbeats is given up; events it kept back are found by a list."""
 
-    async def story() -> None:
-        async with opened(make) as store:
-            writer = await furnished(store)
-            deaf = Deaf(store)
-            async with followed(deaf, store) as view:
-                await reaches(view, writer)
-                await wrote(writer, replica("a", phase="bound", on="n1"))
-                await reaches(view, writer)
-                assert deaf.watches > 1
+    async def scenario() -> None:
+        async with open_store(make) as store:
+            writer = await prepare(store)
+            silent_store = SilentWatchStore(store)
+            async with reflected_view(silent_store, store) as view:
+                await assert_catches_up(view, writer)
+                await write_objects(writer, replica("a", phase="bound", on="n1"))
+                await assert_catches_up(view, writer)
+                assert silent_store.watches > 1
 
-    run(story())
+    run(scenario())
 
 
-def test_a_list_that_is_older_than_what_was_seen_is_refused(make: Make) -> None:
-    """F04: and so is one that breaks off."""
+def test_list_older_than_view_is_refused(make: Make) -> None:
+    """F04: and so is an interrupted one."""
 
-    async def story() -> None:
-        async with opened(make) as store:
-            writer = await furnished(store)
-            stale = Stale(store)
-            async with followed(stale, store) as view:
-                await reaches(view, writer)
-                await wrote(writer, replica("a", phase="bound", on="n1"))
-                await reaches(view, writer)
+    async def scenario() -> None:
+        async with open_store(make) as store:
+            writer = await prepare(store)
+            stale = StaleListStore(store)
+            async with reflected_view(stale, store) as view:
+                await assert_catches_up(view, writer)
+                await write_objects(writer, replica("a", phase="bound", on="n1"))
+                await assert_catches_up(view, writer)
                 stale.at = view.revision - 1
                 await asyncio.sleep(IDLE_MS * 4 / 1000)
-                assert stale.asked > 0
+                assert stale.list_calls > 0
                 assert view.head == writer.place.head
                 stale.at = 0
-                await wrote(writer, replica("a", phase="released", on="n1", grants=()))
-                await reaches(view, writer)
+                await write_objects(writer, replica("a", phase="released", on="n1", grants=()))
+                await assert_catches_up(view, writer)
 
-    run(story())
+    run(scenario())
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_view_of_a_store_that_lies_shows_what_stands_once_it_is_well(seed: int) -> None:
-    """F04 F05 F06 F07 F21: members that lag, events lost, late and said again, watches that break, compaction."""
+def test_view_recovers_from_faulty_store(seed: int) -> None:
+    """F04 F05 F06 F07 F21: lagging members, lost, late and repeated events, broken watches, compaction."""
 
-    async def story() -> None:
-        backend, lots = SimulatedBackend(), SeededRandomness(f"lies {seed}")
+    async def scenario() -> None:
+        backend, rng = SimulatedBackend(), SeededRandomness(f"lies {seed}")
         store = await backend.open()
         service = next(iter(backend._services.values()))
         observer = StorePort(
@@ -212,38 +212,38 @@ def test_a_view_of_a_store_that_lies_shows_what_stands_once_it_is_well(seed: int
             lambda: CommitOrigin("asker", "boot", 0, 1.0, service.loop.time()),
             observer=True,
         )
-        writer = await furnished(store)
-        async with followed(observer, store) as view:
+        writer = await prepare(store)
+        async with reflected_view(observer, store) as view:
             for round_ in range(40):
-                back = service.degrade(lots.choice(TROUBLES))
-                at = lots.choice(["n1", "n2"])
-                await wrote(writer, replica("a", phase="bound", on=at, attempt=round_), ready(at, f"{4 + round_ % 3}"))
-                await asyncio.sleep(lots.jitter_ms(700) / 1000)
+                back = service.degrade(rng.choice(STORE_FAULTS))
+                at = rng.choice(["n1", "n2"])
+                await write_objects(writer, replica("a", phase="bound", on=at, attempt=round_), ready(at, f"{4 + round_ % 3}"))
+                await asyncio.sleep(rng.jitter_ms(700) / 1000)
                 assert not list(recompute(view))
-                await wrote(writer, replica("a", attempt=round_ + 1), *work(f"b{round_}"), replica(f"b{round_}"))
-                if lots.randrange(4) == 0:
+                await write_objects(writer, replica("a", attempt=round_ + 1), *work(f"b{round_}"), replica(f"b{round_}"))
+                if rng.randrange(4) == 0:
                     service.break_watches()
-                if lots.randrange(4) == 0:
+                if rng.randrange(4) == 0:
                     await store.compact(await store.revision())
                 back()
-            await wrote(writer, replica("a", phase="bound", on="n1", attempt=99))
-            await reaches(view, writer)
+            await write_objects(writer, replica("a", phase="bound", on="n1", attempt=99))
+            await assert_catches_up(view, writer)
 
-    run_simulated(story())
+    run_simulated(scenario())
 
 
-class Deaf(LosingStore):
-    """Its watches say nothing."""
+class SilentWatchStore(LosingStore):
+    """A store whose watches yield nothing."""
 
     watches = 0
 
     async def watch(self, prefix: str, *, after: int) -> Watch:
         self.watches += 1
-        return Silence()
+        return SilentWatch()
 
 
-class Silence:
-    def __aiter__(self) -> Silence:
+class SilentWatch:
+    def __aiter__(self) -> SilentWatch:
         return self
 
     async def __anext__(self) -> WatchEvent:
@@ -251,18 +251,18 @@ class Silence:
         raise StopAsyncIteration
 
     async def close(self) -> None:
-        """Nothing was open."""
+        """Nothing is open."""
 
 
-class Stale(LosingStore):
-    """Lists as of an older revision, while told to, and breaks off every other page; its watches end at once then."""
+class StaleListStore(LosingStore):
+    """Lists an older revision while `at` is set and fails every other page."""
 
     at = 0
-    asked = 0
+    list_calls = 0
 
     async def range(self, prefix: str, *, after: str = "", limit: int = 1_000, revision: int = 0) -> Page:
         if self.at:
-            self.asked += 1
-            if self.asked % 2:
+            self.list_calls += 1
+            if self.list_calls % 2:
                 raise Unavailable("broke off")
         return await self.store.range(prefix, after=after, limit=limit, revision=revision or self.at)

@@ -1,4 +1,4 @@
-"""Does a world keep its promises? One suite over the Protocols, run on each twin in `WORLDS`."""
+"""Contract of a world's interfaces: one suite, run on every implementation in `WORLDS`."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from tests.contracts.worlds import WORLDS, WorldTwin
 
 
 @pytest.fixture(params=WORLDS, ids=lambda twin: twin.__name__)
-def stage(request: pytest.FixtureRequest, tmp_path: Path) -> WorldTwin:
+def twin(request: pytest.FixtureRequest, tmp_path: Path) -> WorldTwin:
     make: type[WorldTwin] = request.param
     return make(tmp_path)
 
 
-def play(stage: WorldTwin, scene: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
-        world = stage.world()
+def run_in(twin: WorldTwin, scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def run_scenario() -> None:
+        world = twin.world()
         try:
-            await scene(world)
+            await scenario(world)
         finally:
             await world.offload.close()
 
-    stage.run(whole())
+    twin.run(run_scenario())
 
 
 # ---------------------------------------------------------------------------------------------------------------- clock
 
 
-def test_the_clock_never_goes_back(stage: WorldTwin) -> None:
-    async def scene(world: World) -> None:
+def test_clock_never_goes_back(twin: WorldTwin) -> None:
+    async def scenario(world: World) -> None:
         seen = []
         for turn in range(2_000):
             seen.append(world.clock.now_ms())
@@ -51,38 +51,38 @@ def test_the_clock_never_goes_back(stage: WorldTwin) -> None:
         assert seen == sorted(seen)
         assert seen[-1] > seen[0]
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
 @pytest.mark.parametrize("ms", [0, 1, 7, 40])
-def test_a_sleep_lasts_at_least_that_long(stage: WorldTwin, ms: int) -> None:
-    async def scene(world: World) -> None:
+def test_sleep_lasts_at_least_as_long_as_asked(twin: WorldTwin, ms: int) -> None:
+    async def scenario(world: World) -> None:
         for _ in range(5):
             began_ms = world.clock.now_ms()
             await world.clock.sleep_ms(ms)
             assert world.clock.now_ms() - began_ms >= ms
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
-def test_others_run_while_one_sleeps_even_for_nothing(stage: WorldTwin) -> None:
-    async def scene(world: World) -> None:
-        told: list[str] = []
+def test_other_tasks_run_during_sleep_of_zero(twin: WorldTwin) -> None:
+    async def scenario(world: World) -> None:
+        order: list[str] = []
 
         async def other() -> None:
-            told.append("other")
+            order.append("other")
 
         async with asyncio.TaskGroup() as group:
             group.create_task(other())
             await world.clock.sleep_ms(0)
-            told.append("sleeper")
-        assert told == ["other", "sleeper"]
+            order.append("sleeper")
+        assert order == ["other", "sleeper"]
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
-def test_sleepers_wake_in_the_order_of_their_alarms(stage: WorldTwin) -> None:
-    async def scene(world: World) -> None:
+def test_sleepers_wake_in_order_of_their_times(twin: WorldTwin) -> None:
+    async def scenario(world: World) -> None:
         woken: list[int] = []
 
         async def sleeper(ms: int) -> None:
@@ -94,91 +94,91 @@ def test_sleepers_wake_in_the_order_of_their_alarms(stage: WorldTwin) -> None:
                 group.create_task(sleeper(ms))
         assert woken == [0, 60, 120]
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
-def test_a_timeout_ends_a_wait_and_lets_a_quick_one_pass(stage: WorldTwin) -> None:
-    async def scene(world: World) -> None:
+def test_timeout_ends_long_wait_and_not_short_one(twin: WorldTwin) -> None:
+    async def scenario(world: World) -> None:
         with pytest.raises(TimeoutError):
             async with world.clock.timeout_ms(20):
                 await world.clock.sleep_ms(60_000)
         async with world.clock.timeout_ms(60_000):
             await world.clock.sleep_ms(1)
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
-def test_no_sleep_is_negative(stage: WorldTwin) -> None:
-    async def scene(world: World) -> None:
+def test_negative_sleep_raises(twin: WorldTwin) -> None:
+    async def scenario(world: World) -> None:
         with pytest.raises(ValueError, match="-1"):
             await world.clock.sleep_ms(-1)
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
-def test_the_boot_has_one_name_in_every_world_of_it(stage: WorldTwin) -> None:
-    async def scene(world: World) -> None:
+def test_boot_id_is_same_in_every_world_of_machine(twin: WorldTwin) -> None:
+    async def scenario(world: World) -> None:
         assert world.clock.boot()
-        assert world.clock.boot() == world.clock.boot() == stage.world().clock.boot()
+        assert world.clock.boot() == world.clock.boot() == twin.world().clock.boot()
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
-def test_the_wall_is_rfc_3339_in_utc_with_milliseconds(stage: WorldTwin) -> None:
-    async def scene(world: World) -> None:
+def test_wall_time_is_rfc_3339_utc_with_milliseconds(twin: WorldTwin) -> None:
+    async def scenario(world: World) -> None:
         wall = world.clock.wall()
         assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", wall)
         assert datetime.fromisoformat(wall).utcoffset() is not None
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
-# ----------------------------------------------------------------------------------------------------------- chance, ids
+# ------------------------------------------------------------------------------------------------------ randomness, ids
 
 
-def draws(chance: Randomness) -> list[object]:
+def draws(randomness: Randomness) -> list[object]:
     return [
-        *(chance.randrange(1_000) for _ in range(50)),
-        *(chance.jitter_ms(1_000) for _ in range(50)),
-        chance.choice(["a", "b", "c"]),
-        chance.shuffled(range(50)),
-        chance.stream("other").randrange(1 << 60),
+        *(randomness.randrange(1_000) for _ in range(50)),
+        *(randomness.jitter_ms(1_000) for _ in range(50)),
+        randomness.choice(["a", "b", "c"]),
+        randomness.shuffled(range(50)),
+        randomness.stream("other").randrange(1 << 60),
     ]
 
 
-def test_one_seed_is_one_stream(stage: WorldTwin) -> None:
-    assert draws(stage.chance("7")) == draws(stage.chance("7"))
-    assert draws(stage.chance("7")) != draws(stage.chance("8"))
+def test_seed_determines_random_stream(twin: WorldTwin) -> None:
+    assert draws(twin.chance("7")) == draws(twin.chance("7"))
+    assert draws(twin.chance("7")) != draws(twin.chance("8"))
 
 
-def test_what_one_stream_draws_does_not_shift_another(stage: WorldTwin) -> None:
-    drained, fresh = stage.chance("7"), stage.chance("7")
+def test_streams_are_independent(twin: WorldTwin) -> None:
+    drained, fresh = twin.chance("7"), twin.chance("7")
     draws(drained)
     assert draws(drained.stream("probe")) == draws(fresh.stream("probe"))
     assert draws(fresh.stream("probe")) != draws(fresh.stream("jitter"))
 
 
-def test_lots_stay_in_range_and_reach_its_ends(stage: WorldTwin) -> None:
-    chance = stage.chance("7")
-    assert {chance.randrange(3) for _ in range(300)} == {0, 1, 2}
-    assert {chance.jitter_ms(2) for _ in range(300)} == {0, 1, 2}
-    assert {chance.choice("ab") for _ in range(100)} == {"a", "b"}
-    assert chance.jitter_ms(0) == 0
-    assert chance.randrange(1) == 0
+def test_random_values_cover_their_range(twin: WorldTwin) -> None:
+    randomness = twin.chance("7")
+    assert {randomness.randrange(3) for _ in range(300)} == {0, 1, 2}
+    assert {randomness.jitter_ms(2) for _ in range(300)} == {0, 1, 2}
+    assert {randomness.choice("ab") for _ in range(100)} == {"a", "b"}
+    assert randomness.jitter_ms(0) == 0
+    assert randomness.randrange(1) == 0
     for wrong in (0, -1):
         with pytest.raises(ValueError, match="range"):
-            chance.randrange(wrong)
+            randomness.randrange(wrong)
 
 
-def test_shuffling_keeps_everything_and_leaves_the_original(stage: WorldTwin) -> None:
+def test_shuffle_keeps_all_items_and_original_order(twin: WorldTwin) -> None:
     items = list(range(100))
-    shuffled = stage.chance("7").shuffled(items)
+    shuffled = twin.chance("7").shuffled(items)
     assert items == list(range(100))
     assert sorted(shuffled) == items != shuffled
 
 
-def test_ids_are_unique_and_fit_between_dots_in_urls_and_in_file_names(stage: WorldTwin) -> None:
-    ids = stage.world().ids
+def test_ids_are_unique_and_safe_in_urls_and_file_names(twin: WorldTwin) -> None:
+    ids = twin.world().ids
     nonces = [ids.nonce() for _ in range(20_000)]
     incarnations = [ids.incarnation() for _ in range(500)]
     for names in (nonces, incarnations):
@@ -189,8 +189,8 @@ def test_ids_are_unique_and_fit_between_dots_in_urls_and_in_file_names(stage: Wo
 # ----------------------------------------------------------------------------------------------------------------- disk
 
 
-def test_what_was_written_is_read(stage: WorldTwin, tmp_path: Path) -> None:
-    disk, path = stage.world().disk, tmp_path / "journal"
+def test_written_content_is_read_back(twin: WorldTwin, tmp_path: Path) -> None:
+    disk, path = twin.world().disk, tmp_path / "journal"
     assert not disk.exists(path)
     for data in (b"", b"one", b"two" * 100_000, b"3"):
         disk.write_atomically(path, data)
@@ -199,27 +199,27 @@ def test_what_was_written_is_read(stage: WorldTwin, tmp_path: Path) -> None:
     assert disk.list(tmp_path) == ("journal",)
 
 
-def test_what_is_not_there_is_missing(stage: WorldTwin, tmp_path: Path) -> None:
-    disk = stage.world().disk
-    for deed in (lambda: disk.read(tmp_path / "no"), lambda: disk.list(tmp_path / "no")):
+def test_missing_file_or_directory_raises_file_missing(twin: WorldTwin, tmp_path: Path) -> None:
+    disk = twin.world().disk
+    for operation in (lambda: disk.read(tmp_path / "no"), lambda: disk.list(tmp_path / "no")):
         with pytest.raises(FileMissing) as caught:
-            deed()
+            operation()
         assert str(tmp_path / "no") in caught.value.cause
         assert caught.value.cure
     with pytest.raises(FileMissing):
         disk.write_atomically(tmp_path / "no" / "file", b"")
 
 
-def test_a_read_is_bounded(stage: WorldTwin, tmp_path: Path) -> None:
-    disk, path = stage.world().disk, tmp_path / "large"
+def test_read_over_size_limit_raises(twin: WorldTwin, tmp_path: Path) -> None:
+    disk, path = twin.world().disk, tmp_path / "large"
     disk.write_atomically(path, b"x" * 11)
     assert disk.read(path, bytes_max=11) == b"x" * 11
     with pytest.raises(FileTooLarge):
         disk.read(path, bytes_max=10)
 
 
-def test_removing_twice_is_removing(stage: WorldTwin, tmp_path: Path) -> None:
-    disk, path = stage.world().disk, tmp_path / "file"
+def test_remove_is_idempotent(twin: WorldTwin, tmp_path: Path) -> None:
+    disk, path = twin.world().disk, tmp_path / "file"
     disk.write_atomically(path, b"x")
     disk.remove(path)
     disk.remove(path)
@@ -228,8 +228,8 @@ def test_removing_twice_is_removing(stage: WorldTwin, tmp_path: Path) -> None:
     assert disk.list(tmp_path) == ()
 
 
-def test_directories_are_made_with_their_parents(stage: WorldTwin, tmp_path: Path) -> None:
-    disk, deep = stage.world().disk, tmp_path / "a" / "b" / "c"
+def test_directories_are_created_with_parents(twin: WorldTwin, tmp_path: Path) -> None:
+    disk, deep = twin.world().disk, tmp_path / "a" / "b" / "c"
     disk.make_directory(deep)
     disk.make_directory(deep)
     for name in ("z", "a", "m"):
@@ -238,8 +238,8 @@ def test_directories_are_made_with_their_parents(stage: WorldTwin, tmp_path: Pat
     assert disk.free_bytes(deep) > 0
 
 
-def test_a_lock_keeps_others_out_until_it_is_let_go(stage: WorldTwin, tmp_path: Path) -> None:
-    disk, path = stage.world().disk, tmp_path / "lock"
+def test_lock_excludes_others_until_released(twin: WorldTwin, tmp_path: Path) -> None:
+    disk, path = twin.world().disk, tmp_path / "lock"
     with disk.lock(path), pytest.raises(FileBusy), disk.lock(path):
         pass
     with disk.lock(path):
@@ -258,8 +258,8 @@ for turn in range(1_000_000_000):
 """
 
 
-def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_content_whole(tmp_path: Path) -> None:
-    """Only where there are real processes. The moment of the kill moves over a few writes' time."""
+def test_write_killed_at_any_moment_leaves_old_or_new_content(tmp_path: Path) -> None:
+    """Real processes only. The moment of the kill moves over the duration of a few writes."""
     disk, path = production().disk, tmp_path / "journal"
     command = [sys.executable, "-c", WRITER, str(path)]
     cut_off = 0
@@ -275,13 +275,13 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_or_the_new_content_whole(t
             data = disk.read(path)
             assert len(data) == 500_000
             assert data == data[:10] * 50_000
-    assert cut_off, "no kill hit the middle of a write, so nothing was shown"
+    assert cut_off, "no kill hit the middle of a write"
     disk.write_atomically(path, b"after")
     assert disk.read(path) == b"after"
     assert disk.list(tmp_path) == ("journal",)
 
 
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+def test_lock_is_released_when_its_process_dies(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     holder = (
         "import sys, time\nfrom pathlib import Path\nfrom remit.world.production import production\n"
@@ -306,32 +306,32 @@ def _env() -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------------------- offload
 
 
-def test_work_runs_in_the_order_of_the_calls_whoever_awaits_first(stage: WorldTwin) -> None:
-    async def scene(world: World) -> None:
+def test_offloaded_work_runs_in_call_order(twin: WorldTwin) -> None:
+    async def scenario(world: World) -> None:
         done: list[int] = []
         waits = [world.offload(lambda turn=turn: done.append(turn)) for turn in range(200)]  # type: ignore[misc]
         for wait in reversed(waits):
             await wait
         assert done == list(range(200))
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
-def test_results_and_exceptions_pass_through(stage: WorldTwin) -> None:
+def test_offload_passes_results_and_exceptions(twin: WorldTwin) -> None:
     def fail() -> None:
         raise KeyError("mine")
 
-    async def scene(world: World) -> None:
+    async def scenario(world: World) -> None:
         assert await world.offload(lambda: 42) == 42
         with pytest.raises(KeyError, match="mine"):
             await world.offload(fail)
         assert await world.offload(lambda: "still there") == "still there"
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
-def test_work_is_done_though_its_waiter_is_cancelled(stage: WorldTwin) -> None:
-    async def scene(world: World) -> None:
+def test_offloaded_work_of_cancelled_waiter_still_runs(twin: WorldTwin) -> None:
+    async def scenario(world: World) -> None:
         done: list[str] = []
 
         async def wait() -> None:
@@ -346,11 +346,11 @@ def test_work_is_done_though_its_waiter_is_cancelled(stage: WorldTwin) -> None:
         assert done[0] == "first"
         assert done[-1] == "third"
 
-    play(stage, scene)
+    run_in(twin, scenario)
 
 
-def test_closing_waits_for_the_work_and_takes_no_more(stage: WorldTwin) -> None:
-    async def scene(world: World) -> None:
+def test_offload_close_waits_for_work_and_refuses_more(twin: WorldTwin) -> None:
+    async def scenario(world: World) -> None:
         done: list[int] = []
         wait = world.offload(lambda: done.append(1))
         await world.offload.close()
@@ -361,4 +361,4 @@ def test_closing_waits_for_the_work_and_takes_no_more(stage: WorldTwin) -> None:
         await world.offload.close()
         assert done == [1]
 
-    play(stage, scene)
+    run_in(twin, scenario)

@@ -1,4 +1,4 @@
-"""Do files come whole or not at all, are archives unpacked inside of their directory, and does publishing replace nothing?"""
+"""Contract of artifacts: files arrive whole or not at all, archives stay in their directory, publishing replaces nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from remit.world.files.artifacts import FetchPermissions, NotFetched, NotUnpacked, UnpackLimits
 from remit.world.interfaces import DiskError, FileBusy
-from tests.contracts.worlds import CARRIERS, CarrierTwin
+from tests.contracts.worlds import ARTIFACTS, ArtifactsTwin
 
 
-@pytest.fixture(params=CARRIERS, ids=lambda twin: twin.__name__)
-def twin(request: pytest.FixtureRequest, tmp_path: Path) -> CarrierTwin:
-    make: type[CarrierTwin] = request.param
+@pytest.fixture(params=ARTIFACTS, ids=lambda twin: twin.__name__)
+def twin(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactsTwin:
+    make: type[ArtifactsTwin] = request.param
     return make(tmp_path)
 
 
@@ -34,29 +34,31 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def test_what_is_fetched_has_its_digest__and_else_nothing_is_there(twin: CarrierTwin, tmp_path: Path) -> None:
-    async def scene() -> None:
-        world, told = twin.world(), list[tuple[int, int]]()
-        source, reach = (
+def test_fetched_file_has_its_digest_and_wrong_digest_leaves_no_file(twin: ArtifactsTwin, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world, progress = twin.world(), list[tuple[int, int]]()
+        source, permissions = (
             twin.offer(world, tmp_path / "lent" / "a", b"content"),
             FetchPermissions(directories=(tmp_path / "lent",)),
         )
         to = tmp_path / "a"
         size = await world.artifacts.fetch(
-            source, to, sha256=digest(b"content"), permissions=reach, on_progress=lambda *now: told.append(now)
+            source, to, sha256=digest(b"content"), permissions=permissions, on_progress=lambda *now: progress.append(now)
         )
-        assert (size, world.disk.read(to), told[-1]) == (7, b"content", (7, 7))
+        assert (size, world.disk.read(to), progress[-1]) == (7, b"content", (7, 7))
         assert await world.artifacts.digest(to) == digest(b"content")
         with pytest.raises(NotFetched, match="has digest") as wrong:
-            await world.artifacts.fetch(source, tmp_path / "b", sha256="0" * 64, permissions=reach, on_progress=lambda *_: None)
+            await world.artifacts.fetch(
+                source, tmp_path / "b", sha256="0" * 64, permissions=permissions, on_progress=lambda *_: None
+            )
         assert not wrong.value.retryable
         assert not world.disk.exists(tmp_path / "b")
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_nothing_is_fetched_from_where_it_may_not_be(twin: CarrierTwin, tmp_path: Path) -> None:
-    async def scene() -> None:
+def test_source_without_permission_is_not_fetched(twin: ArtifactsTwin, tmp_path: Path) -> None:
+    async def scenario() -> None:
         world = twin.world()
         source = twin.offer(world, tmp_path / "lent" / "a", b"content")
         for refused in (source, "http://127.0.0.1/a", "http://169.254.169.254/a", "http://localhost/", "ftp://example.org/a"):
@@ -70,67 +72,67 @@ def test_nothing_is_fetched_from_where_it_may_not_be(twin: CarrierTwin, tmp_path
                 )
             assert not world.disk.exists(tmp_path / "b")
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_an_archive_is_unpacked_where_it_is_to_be(twin: CarrierTwin, tmp_path: Path) -> None:
-    async def scene() -> None:
-        world, room = twin.world(), tmp_path / "room"
-        world.disk.make_directory(room)
+def test_archive_is_unpacked_in_target_directory(twin: ArtifactsTwin, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world, work_dir = twin.world(), tmp_path / "room"
+        world.disk.make_directory(work_dir)
         world.disk.write_atomically(tmp_path / "a", tarball("bin/run", "conf"))
-        found = await world.artifacts.unpack(tmp_path / "a", room / "opt" / "app", below=room)
+        found = await world.artifacts.unpack(tmp_path / "a", work_dir / "opt" / "app", below=work_dir)
         assert found == (2, len("bin/run") + len("conf"))
-        assert world.disk.read(room / "opt/app/bin/run") == b"bin/run"
-        assert await world.artifacts.size(room) > 0
+        assert world.disk.read(work_dir / "opt/app/bin/run") == b"bin/run"
+        assert await world.artifacts.size(work_dir) > 0
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
 @pytest.mark.parametrize("name", ["../out", "/out", "a/../../out"])
-def test_no_part_of_an_archive_is_outside(twin: CarrierTwin, tmp_path: Path, name: str) -> None:
-    async def scene() -> None:
-        world, room = twin.world(), tmp_path / "room"
-        world.disk.make_directory(room)
+def test_archive_entry_outside_target_is_refused(twin: ArtifactsTwin, tmp_path: Path, name: str) -> None:
+    async def scenario() -> None:
+        world, work_dir = twin.world(), tmp_path / "room"
+        world.disk.make_directory(work_dir)
         world.disk.write_atomically(tmp_path / "a", tarball("good", name))
         with pytest.raises(NotUnpacked):
-            await world.artifacts.unpack(tmp_path / "a", room, below=room)
+            await world.artifacts.unpack(tmp_path / "a", work_dir, below=work_dir)
         assert world.disk.list(tmp_path) == ("a", "room")
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_no_archive_comes_to_more_than_it_may(twin: CarrierTwin, tmp_path: Path) -> None:
-    async def scene() -> None:
-        world, room = twin.world(), tmp_path / "room"
-        world.disk.make_directory(room)
+def test_archive_over_limits_is_refused(twin: ArtifactsTwin, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world, work_dir = twin.world(), tmp_path / "room"
+        world.disk.make_directory(work_dir)
         world.disk.write_atomically(tmp_path / "a", tarball("one", "two", "three"))
         with pytest.raises(NotUnpacked):
-            await world.artifacts.unpack(tmp_path / "a", room, below=room, limits=UnpackLimits(files_max=2))
+            await world.artifacts.unpack(tmp_path / "a", work_dir, below=work_dir, limits=UnpackLimits(files_max=2))
         world.disk.write_atomically(tmp_path / "b", b"no archive")
         with pytest.raises(NotUnpacked):
-            await world.artifacts.unpack(tmp_path / "b", room, below=room)
+            await world.artifacts.unpack(tmp_path / "b", work_dir, below=work_dir)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_a_file_is_put_in_its_place_and_replaces_nothing(twin: CarrierTwin, tmp_path: Path) -> None:
-    async def scene() -> None:
-        world, room = twin.world(), tmp_path / "room"
-        world.disk.make_directory(room)
+def test_file_is_placed_and_replaces_nothing(twin: ArtifactsTwin, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world, work_dir = twin.world(), tmp_path / "room"
+        world.disk.make_directory(work_dir)
         world.disk.write_atomically(tmp_path / "a", b"tool")
-        await world.artifacts.place(tmp_path / "a", room / "bin" / "tool", below=room)
-        await world.artifacts.make_directory(room / "data" / "tmp", below=room)
-        await world.artifacts.make_directory(room / "data" / "tmp", below=room)
-        assert world.disk.read(room / "bin/tool") == b"tool"
-        assert world.disk.list(room) == ("bin", "data")
+        await world.artifacts.place(tmp_path / "a", work_dir / "bin" / "tool", below=work_dir)
+        await world.artifacts.make_directory(work_dir / "data" / "tmp", below=work_dir)
+        await world.artifacts.make_directory(work_dir / "data" / "tmp", below=work_dir)
+        assert world.disk.read(work_dir / "bin/tool") == b"tool"
+        assert world.disk.list(work_dir) == ("bin", "data")
         with pytest.raises(NotUnpacked):
-            await world.artifacts.place(tmp_path / "a", room / "bin" / "tool", below=room)
+            await world.artifacts.place(tmp_path / "a", work_dir / "bin" / "tool", below=work_dir)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_what_is_published_is_there_whole_under_its_name_and_replaces_nothing(twin: CarrierTwin, tmp_path: Path) -> None:
-    async def scene() -> None:
+def test_publish_is_atomic_and_replaces_nothing(twin: ArtifactsTwin, tmp_path: Path) -> None:
+    async def scenario() -> None:
         world, made, to = twin.world(), tmp_path / "made", tmp_path / "to"
         world.disk.make_directory(made / "sub")
         world.disk.write_atomically(made / "sub" / "x", b"x")
@@ -142,11 +144,11 @@ def test_what_is_published_is_there_whole_under_its_name_and_replaces_nothing(tw
         with pytest.raises(DiskError):
             await world.artifacts.publish(tmp_path / "missing", tmp_path / "other")
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_a_stamp_changes_with_its_file(twin: CarrierTwin, tmp_path: Path) -> None:
-    async def scene() -> None:
+def test_change_stamp_changes_with_file(twin: ArtifactsTwin, tmp_path: Path) -> None:
+    async def scenario() -> None:
         world, path = twin.world(), tmp_path / "a"
         assert await world.artifacts.change_stamp(path) == ""
         assert await world.artifacts.change_stamp(tmp_path) == ""
@@ -159,18 +161,18 @@ def test_a_stamp_changes_with_its_file(twin: CarrierTwin, tmp_path: Path) -> Non
         with pytest.raises(DiskError):
             await world.artifacts.digest(tmp_path / "missing")
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_a_directory_stands_where_it_is_lent(twin: CarrierTwin, tmp_path: Path) -> None:
-    async def scene() -> None:
-        world, lent = twin.world(), tmp_path / "lent"
-        world.disk.make_directory(lent / "sub")
+def test_directory_is_resolved_only_below_permitted_ones(twin: ArtifactsTwin, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        world, permitted = twin.world(), tmp_path / "lent"
+        world.disk.make_directory(permitted / "sub")
         world.disk.make_directory(tmp_path / "lent-too")
-        assert await world.artifacts.resolve_allowed(lent / "sub", (lent,)) == lent / "sub"
-        assert await world.artifacts.resolve_allowed(lent, (lent,)) == lent
-        for refused in (tmp_path, tmp_path / "lent-too", lent / "missing"):
-            assert await world.artifacts.resolve_allowed(refused, (lent,)) is None
-        assert await world.artifacts.resolve_allowed(lent, ()) is None
+        assert await world.artifacts.resolve_allowed(permitted / "sub", (permitted,)) == permitted / "sub"
+        assert await world.artifacts.resolve_allowed(permitted, (permitted,)) == permitted
+        for refused in (tmp_path, tmp_path / "lent-too", permitted / "missing"):
+            assert await world.artifacts.resolve_allowed(refused, (permitted,)) is None
+        assert await world.artifacts.resolve_allowed(permitted, ()) is None
 
-    twin.run(scene())
+    twin.run(scenario())

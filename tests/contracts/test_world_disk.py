@@ -1,4 +1,4 @@
-"""Does the simulated disk keep the promise that the real one keeps? The same tests, and both side by side where they refuse."""
+"""The simulated disk passes the tests of the real one, and both give the same errors."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from remit.world.files.disk import FileDisk
 from remit.world.interfaces import Disk, DiskError
 from tests.contracts import test_world as promised
 
-PROMISES: list[Callable[[Any, Path], None]] = [
-    promised.test_what_was_written_is_read,
-    promised.test_what_is_not_there_is_missing,
-    promised.test_a_read_is_bounded,
-    promised.test_removing_twice_is_removing,
-    promised.test_directories_are_made_with_their_parents,
-    promised.test_a_lock_keeps_others_out_until_it_is_let_go,
+CONTRACT_TESTS: list[Callable[[Any, Path], None]] = [
+    promised.test_written_content_is_read_back,
+    promised.test_missing_file_or_directory_raises_file_missing,
+    promised.test_read_over_size_limit_raises,
+    promised.test_remove_is_idempotent,
+    promised.test_directories_are_created_with_parents,
+    promised.test_lock_excludes_others_until_released,
 ]
 
 
-def mounted(place: Path) -> Disk:
-    """As a test has it with real files: the temporary directory is there, and nothing is in it."""
+def sim_disk(place: Path) -> Disk:
+    """An empty simulated disk with the test's temporary directory, as a test has it with real files."""
     disk = SimDisk().mount(lambda: True)
     disk.make_directory(place)
     return disk
 
 
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda test: test.__name__.removeprefix("test_"))
-def test_the_simulated_disk_keeps_the_promise(promise: Callable[[Any, Path], None], tmp_path: Path) -> None:
-    disk = mounted(tmp_path)
-    promise(SimpleNamespace(world=lambda: SimpleNamespace(disk=disk)), tmp_path)
+@pytest.mark.parametrize("contract_test", CONTRACT_TESTS, ids=lambda test: test.__name__.removeprefix("test_"))
+def test_simulated_disk_passes_contract_tests(contract_test: Callable[[Any, Path], None], tmp_path: Path) -> None:
+    disk = sim_disk(tmp_path)
+    contract_test(SimpleNamespace(world=lambda: SimpleNamespace(disk=disk)), tmp_path)
 
 
-DEEDS: dict[str, Callable[[Disk, Path], object]] = {
+OPERATIONS: dict[str, Callable[[Disk, Path], object]] = {
     "read": lambda disk, path: disk.read(path),
     "write": lambda disk, path: disk.write_atomically(path, b"new"),
     "exists": lambda disk, path: disk.exists(path),
@@ -52,21 +52,21 @@ DEEDS: dict[str, Callable[[Disk, Path], object]] = {
 WHERE = ["file", "directory", "absent", "file/under", "absent/under", "directory/../file", ".x.writing"]
 
 
-def outcome(disk: Disk, deed: Callable[[Disk, Path], object], path: Path) -> object:
+def outcome(disk: Disk, operation: Callable[[Disk, Path], object], path: Path) -> object:
     try:
-        return deed(disk, path)
+        return operation(disk, path)
     except DiskError as error:
         return type(error)
 
 
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize(
     "where", ["file", "directory", "absent", "file/under", "absent/under", "directory/../file", ".x.writing"]
 )
-def test_both_disks_answer_alike(deed: str, where: str, tmp_path: Path) -> None:
-    told = []
-    for disk in (FileDisk(), mounted(tmp_path)):
+def test_real_and_simulated_disk_give_same_outcome(operation: str, where: str, tmp_path: Path) -> None:
+    outcomes = []
+    for disk in (FileDisk(), sim_disk(tmp_path)):
         disk.make_directory(tmp_path / "directory")
         disk.write_atomically(tmp_path / "file", b"old")
-        told.append((outcome(disk, DEEDS[deed], tmp_path / where), outcome(disk, DEEDS["list"], tmp_path)))
-    assert told[0] == told[1]
+        outcomes.append((outcome(disk, OPERATIONS[operation], tmp_path / where), outcome(disk, OPERATIONS["list"], tmp_path)))
+    assert outcomes[0] == outcomes[1]

@@ -1,4 +1,4 @@
-"""Does a runner keep its promises of commands beside a run? Above all: does none of them outlive it?"""
+"""Contract of exec sessions beside a process; above all, none outlives its process."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def group(request: pytest.FixtureRequest) -> str:
     return name
 
 
-async def begun(twin: RunnerTwin, runner: Runner, group: str) -> ProcessHandle:
+async def start_long_running(twin: RunnerTwin, runner: Runner, group: str) -> ProcessHandle:
     return await runner.start(twin.order(Program.RUNS)._replace(group=group))
 
 
 async def rest(session: ExecSession) -> bytes:
-    told = []
-    while (said := await session.read()) is not None:
-        told.append(said.data)
-    return b"".join(told)
+    pieces = []
+    while (output := await session.read()) is not None:
+        pieces.append(output.data)
+    return b"".join(pieces)
 
 
-def test_what_is_fed_comes_back_and_the_end_of_input_ends_it(twin: RunnerTwin, group: str) -> None:
-    async def scene() -> None:
+def test_input_is_echoed_and_end_of_input_ends_command(twin: RunnerTwin, group: str) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
-        running = await begun(twin, runner, group)
+        running = await start_long_running(twin, runner, group)
         session = await runner.start_exec(running, twin.order(Program.ECHOES))
         async with clock.timeout_ms(SOON_MS):
             await session.write(b"one")
@@ -50,16 +50,16 @@ def test_what_is_fed_comes_back_and_the_end_of_input_ends_it(twin: RunnerTwin, g
             assert await rest(session) == b"two"
             assert await session.wait() == ExitStatus(code=0)
             await session.close()
-        assert runner.is_alive(running), "who leaves a session leaves what it was beside"
+        assert runner.is_alive(running), "the process continues after the session"
         await runner.stop(running, grace_ms=SOON_MS)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_how_it_exited_is_told(twin: RunnerTwin, group: str) -> None:
-    async def scene() -> None:
+def test_exit_code_of_command_is_returned(twin: RunnerTwin, group: str) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
-        running = await begun(twin, runner, group)
+        running = await start_long_running(twin, runner, group)
         async with clock.timeout_ms(SOON_MS):
             for program, code in ((Program.EXITS_3, 3), (Program.EXITS_0, 0)):
                 session = await runner.start_exec(running, twin.order(program))
@@ -69,14 +69,14 @@ def test_how_it_exited_is_told(twin: RunnerTwin, group: str) -> None:
                 await session.close()
         await runner.stop(running, grace_ms=SOON_MS)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
 @pytest.mark.parametrize("program", [Program.RUNS, Program.IGNORES])
-def test_closing_it_ends_it(twin: RunnerTwin, group: str, program: Program) -> None:
-    async def scene() -> None:
+def test_closing_session_kills_command(twin: RunnerTwin, group: str, program: Program) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
-        running = await begun(twin, runner, group)
+        running = await start_long_running(twin, runner, group)
         session = await runner.start_exec(running, twin.order(program), window=PtySize(30, 100))
         with pytest.raises(TimeoutError):
             async with clock.timeout_ms(200):
@@ -88,13 +88,13 @@ def test_closing_it_ends_it(twin: RunnerTwin, group: str, program: Program) -> N
         assert runner.is_alive(running)
         await runner.stop(running, grace_ms=SOON_MS)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_it_ends_with_what_it_is_beside(twin: RunnerTwin, group: str) -> None:
-    async def scene() -> None:
+def test_command_ends_with_its_process(twin: RunnerTwin, group: str) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
-        running = await begun(twin, runner, group)
+        running = await start_long_running(twin, runner, group)
         session = await runner.start_exec(running, twin.order(Program.IGNORES))
         await clock.sleep_ms(600)
         async with clock.timeout_ms(SOON_MS), asyncio.TaskGroup() as tasks:
@@ -104,37 +104,37 @@ def test_it_ends_with_what_it_is_beside(twin: RunnerTwin, group: str) -> None:
             await session.close()
         assert runner.live_groups() == ()
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_beside_what_has_ended_nothing_begins(twin: RunnerTwin, group: str) -> None:
-    async def scene() -> None:
+def test_exec_beside_ended_process_is_refused(twin: RunnerTwin, group: str) -> None:
+    async def scenario() -> None:
         runner = twin.runner()
-        running = await begun(twin, runner, group)
+        running = await start_long_running(twin, runner, group)
         await runner.stop(running, grace_ms=0)
         with pytest.raises(NotStarted):
             await runner.start_exec(running, twin.order(Program.EXITS_0))
         assert runner.live_groups() == ()
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_a_program_that_is_not_there_is_not_started(twin: RunnerTwin, group: str) -> None:
-    async def scene() -> None:
+def test_missing_program_is_not_started(twin: RunnerTwin, group: str) -> None:
+    async def scenario() -> None:
         runner = twin.runner()
-        running = await begun(twin, runner, group)
+        running = await start_long_running(twin, runner, group)
         with pytest.raises(NotStarted):
             await runner.start_exec(running, twin.order(Program.MISSING))
         assert runner.is_alive(running)
         await runner.stop(running, grace_ms=0)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_another_of_the_same_machine_may_enter_what_the_first_has_started(twin: RunnerTwin, group: str) -> None:
-    async def scene() -> None:
+def test_other_runner_of_machine_may_exec_in_process(twin: RunnerTwin, group: str) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
-        running = await begun(twin, runner, group)
+        running = await start_long_running(twin, runner, group)
         second = twin.runner()
         async with clock.timeout_ms(SOON_MS):
             session = await second.start_exec(ProcessHandle(*running), twin.order(Program.EXITS_3))
@@ -142,4 +142,4 @@ def test_another_of_the_same_machine_may_enter_what_the_first_has_started(twin: 
             await session.close()
         await runner.stop(running, grace_ms=0)
 
-    twin.run(scene())
+    twin.run(scenario())

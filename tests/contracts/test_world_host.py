@@ -1,4 +1,4 @@
-"""Does a machine say what it has, give ports that are free, and tell how work answers?"""
+"""Contract of host, ports and probes: an inventory, free ports, and probe results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def twin(request: pytest.FixtureRequest, tmp_path: Path) -> HostTwin:
     return make(tmp_path)
 
 
-def test_a_machine_has_a_name_and_something_to_give(twin: HostTwin) -> None:
-    async def scene() -> None:
+def test_inventory_has_name_and_capacity(twin: HostTwin) -> None:
+    async def scenario() -> None:
         found = twin.host().inventory()
         assert found.hostname
         assert found.kernel
@@ -28,11 +28,11 @@ def test_a_machine_has_a_name_and_something_to_give(twin: HostTwin) -> None:
         assert found.memory_bytes > 1 << 20
         assert twin.host().inventory() == found
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_ports_differ_also_from_those_given_out_just_before(twin: HostTwin) -> None:
-    async def scene() -> None:
+def test_found_ports_are_distinct_from_recent_ones(twin: HostTwin) -> None:
+    async def scenario() -> None:
         ports = twin.ports()
         assert await ports.find_free(0) == []
         found = [port for count in (1, 3, 50, 50) for port in await ports.find_free(count)]
@@ -41,27 +41,27 @@ def test_ports_differ_also_from_those_given_out_just_before(twin: HostTwin) -> N
         with pytest.raises(ValueError, match="-1"):
             await ports.find_free(-1)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_work_answers_from_when_it_listens_until_it_ends(twin: HostTwin) -> None:
-    async def scene() -> None:
+def test_probe_succeeds_while_work_listens(twin: HostTwin) -> None:
+    async def scenario() -> None:
         runner, prober, clock = twin.runner(), twin.prober(), twin.clock()
         (port,) = await twin.ports().find_free(1)
-        for probed in (
+        for result in (
             await prober.http(HERE, port, "/", timeout_ms=SOON_MS),
             await prober.tcp(HERE, port, timeout_ms=SOON_MS),
         ):
-            assert not probed.ok
-            assert probed.detail == f"port {port} cannot be reached (connection refused)"
-        running = await runner.start(twin.answering(port))
+            assert not result.ok
+            assert result.detail == f"port {port} cannot be reached (connection refused)"
+        running = await runner.start(twin.http_program(port))
         async with clock.timeout_ms(SOON_MS):
             while not (await prober.tcp(HERE, port, timeout_ms=SOON_MS)).ok:
                 await clock.sleep_ms(20)
-        probed = await prober.http(HERE, port, "/", timeout_ms=SOON_MS)
-        assert probed.ok, probed
-        assert "200" in probed.detail
+        result = await prober.http(HERE, port, "/", timeout_ms=SOON_MS)
+        assert result.ok, result
+        assert "200" in result.detail
         await runner.stop(running, grace_ms=SOON_MS)
         assert not (await prober.http(HERE, port, "/", timeout_ms=SOON_MS)).ok
 
-    twin.run(scene())
+    twin.run(scenario())

@@ -1,4 +1,4 @@
-"""Does a runner keep its promises? Above all: does work outlive its starter, and is nothing touched that is not ours?"""
+"""Contract of process runners: processes outlive their starter, and no unrelated process is touched."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def twin(request: pytest.FixtureRequest, tmp_path: Path) -> RunnerTwin:
 
 
 @pytest.fixture
-def grouping(twin: RunnerTwin) -> RunnerTwin:
-    """One on whose machine work can be kept together. That is not so without root, or inside many a container."""
+def grouping_twin(twin: RunnerTwin) -> RunnerTwin:
+    """A twin on whose machine cgroups work, which is not so without root or inside many containers."""
     found = twin.runner().isolation_support()
     if "memory" not in found.controllers:
         pytest.skip(f"cgroups here: {found.cgroups}; {found.reason}")
@@ -32,8 +32,8 @@ def grouping(twin: RunnerTwin) -> RunnerTwin:
 
 
 @pytest.mark.parametrize(("program", "code"), [(Program.EXITS_0, 0), (Program.EXITS_3, 3)])
-def test_how_it_exited_is_told_to_all_who_wait_also_late(twin: RunnerTwin, program: Program, code: int) -> None:
-    async def scene() -> None:
+def test_exit_code_is_returned_to_all_waiters_also_late(twin: RunnerTwin, program: Program, code: int) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
         running = await runner.start(twin.order(program))
         async with clock.timeout_ms(SOON_MS), asyncio.TaskGroup() as group:
@@ -43,11 +43,11 @@ def test_how_it_exited_is_told_to_all_who_wait_also_late(twin: RunnerTwin, progr
         await clock.sleep_ms(50)
         assert await runner.wait(running) == ExitStatus(code=code)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_each_has_its_own_end(twin: RunnerTwin) -> None:
-    async def scene() -> None:
+def test_each_process_has_own_exit_status(twin: RunnerTwin) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
         forever = await runner.start(twin.order(Program.RUNS))
         short = [await runner.start(twin.order(one)) for one in (Program.EXITS_3, Program.EXITS_0) * 5]
@@ -58,28 +58,28 @@ def test_each_has_its_own_end(twin: RunnerTwin) -> None:
         assert runner.is_alive(forever)
         await runner.stop(forever, grace_ms=SOON_MS)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_it_runs_until_it_is_stopped_and_the_signal_is_told(twin: RunnerTwin) -> None:
-    async def scene() -> None:
+def test_process_runs_until_stopped_and_reports_signal(twin: RunnerTwin) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
         running = await runner.start(twin.order(Program.RUNS))
         with pytest.raises(TimeoutError):
             async with clock.timeout_ms(200):
                 await runner.wait(running)
-        assert runner.is_alive(running), "whoever stops waiting stops nothing else"
+        assert runner.is_alive(running), "a cancelled wait does not stop the process"
         began_ms = clock.now_ms()
         await runner.stop(running, grace_ms=60_000)
         assert clock.now_ms() - began_ms < 60_000
         assert not runner.is_alive(running)
         assert await runner.wait(running) == ExitStatus(signal=TERM)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_one_that_ignores_the_request_is_made_to_end_but_not_before_the_grace(twin: RunnerTwin) -> None:
-    async def scene() -> None:
+def test_process_ignoring_term_is_killed_after_grace(twin: RunnerTwin) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
         running = await runner.start(twin.order(Program.IGNORES))
         await clock.sleep_ms(600)
@@ -94,12 +94,12 @@ def test_one_that_ignores_the_request_is_made_to_end_but_not_before_the_grace(tw
         assert not runner.is_alive(running)
         assert await runner.wait(running) == ExitStatus(signal=KILL)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
 @pytest.mark.parametrize("program", [Program.RUNS, Program.IGNORES])
-def test_without_grace_it_ends_soon(twin: RunnerTwin, program: Program) -> None:
-    async def scene() -> None:
+def test_process_ends_soon_without_grace(twin: RunnerTwin, program: Program) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
         running = await runner.start(twin.order(program))
         async with clock.timeout_ms(SOON_MS):
@@ -107,11 +107,11 @@ def test_without_grace_it_ends_soon(twin: RunnerTwin, program: Program) -> None:
             ended = await runner.wait(running)
         assert ended in (ExitStatus(signal=TERM), ExitStatus(signal=KILL))
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_to_stop_what_has_ended_is_nothing(twin: RunnerTwin) -> None:
-    async def scene() -> None:
+def test_stopping_ended_process_has_no_effect(twin: RunnerTwin) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
         running = await runner.start(twin.order(Program.EXITS_3))
         assert await runner.wait(running) == ExitStatus(code=3)
@@ -121,17 +121,17 @@ def test_to_stop_what_has_ended_is_nothing(twin: RunnerTwin) -> None:
         assert clock.now_ms() - began_ms < SOON_MS
         assert await runner.wait(running) == ExitStatus(code=3)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_it_goes_on_when_its_starter_is_gone_and_another_takes_it_over(twin: RunnerTwin) -> None:
-    async def scene() -> None:
+def test_process_outlives_runner_and_another_takes_over(twin: RunnerTwin) -> None:
+    async def scenario() -> None:
         clock, starter = twin.clock(), twin.runner()
         pid, began, kept = await starter.start(twin.order(Program.RUNS))
         del starter
         gc.collect()
         await clock.sleep_ms(100)
-        running = ProcessHandle(pid, began, kept)  # all that the second one has: what was written down
+        running = ProcessHandle(pid, began, kept)  # the second runner has only the recorded handle
         second = twin.runner()
         assert second.is_alive(running)
         async with clock.timeout_ms(SOON_MS), asyncio.TaskGroup() as group:
@@ -139,15 +139,15 @@ def test_it_goes_on_when_its_starter_is_gone_and_another_takes_it_over(twin: Run
             await clock.sleep_ms(100)
             assert not wait.done()
             await second.stop(running, grace_ms=60_000)
-        # Whose child it was is the twin's affair; that it is gone is not.
+        # The exit status depends on the parent; that the process has ended does not.
         assert wait.result() in (ExitStatus(), ExitStatus(signal=TERM))
         assert not second.is_alive(running)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_a_pid_with_another_beginning_is_somebody_else(twin: RunnerTwin) -> None:
-    async def scene() -> None:
+def test_pid_with_other_start_time_is_other_process(twin: RunnerTwin) -> None:
+    async def scenario() -> None:
         runner, clock = twin.runner(), twin.clock()
         mine = await runner.start(twin.order(Program.RUNS))
         earlier = ProcessHandle(mine.pid, mine.start_time + "0")
@@ -159,62 +159,62 @@ def test_a_pid_with_another_beginning_is_somebody_else(twin: RunnerTwin) -> None
         assert runner.is_alive(mine)
         await runner.stop(mine, grace_ms=SOON_MS)
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_what_is_not_there_is_not_started_and_the_reader_learns_what_to_do(twin: RunnerTwin) -> None:
-    async def scene() -> None:
+def test_missing_program_is_not_started_with_cause_and_fix(twin: RunnerTwin) -> None:
+    async def scenario() -> None:
         with pytest.raises(NotStarted) as caught:
             await twin.runner().start(twin.order(Program.MISSING))
         assert caught.value.cause
         assert caught.value.cure
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_a_group_is_run_once_at_a_time_and_again_when_it_is_empty(grouping: RunnerTwin) -> None:
-    async def scene() -> None:
-        first, clock = grouping.runner(), grouping.clock()
-        order = grouping.order(Program.RUNS)._replace(group="job-1.a_2")
+def test_group_runs_once_at_a_time_and_again_when_empty(grouping_twin: RunnerTwin) -> None:
+    async def scenario() -> None:
+        first, clock = grouping_twin.runner(), grouping_twin.clock()
+        order = grouping_twin.order(Program.RUNS)._replace(group="job-1.a_2")
         running = await first.start(order)
         assert running.group
-        second = grouping.runner()
+        second = grouping_twin.runner()
         assert second.live_groups() == ("job-1.a_2",)
         with pytest.raises(NotStarted, match="still runs"):
             await second.start(order)
-        assert first.is_alive(running), "a refused start harms nobody"
+        assert first.is_alive(running), "a refused start has no effect"
         await second.stop(running, grace_ms=SOON_MS)
         assert await first.wait(running) == ExitStatus(signal=TERM)
         again = await second.start(order)
         assert again.group != running.group
         await first.stop(running, grace_ms=0)
         await clock.sleep_ms(50)
-        assert second.is_alive(again), "the group of that name is another one by now"
+        assert second.is_alive(again), "the name now belongs to another group"
         await second.stop(again, grace_ms=0)
         assert second.live_groups() == ()
 
-    grouping.run(scene())
+    grouping_twin.run(scenario())
 
 
-def test_a_group_is_cleared_by_its_name_alone(grouping: RunnerTwin) -> None:
-    async def scene() -> None:
-        runner, clock = grouping.runner(), grouping.clock()
-        running = await runner.start(grouping.order(Program.IGNORES)._replace(group="orphan"))
-        other = await runner.start(grouping.order(Program.RUNS)._replace(group="orphan-2"))
+def test_group_is_killed_by_name(grouping_twin: RunnerTwin) -> None:
+    async def scenario() -> None:
+        runner, clock = grouping_twin.runner(), grouping_twin.clock()
+        running = await runner.start(grouping_twin.order(Program.IGNORES)._replace(group="orphan"))
+        other = await runner.start(grouping_twin.order(Program.RUNS)._replace(group="orphan-2"))
         async with clock.timeout_ms(SOON_MS):
-            await grouping.runner().kill_group("orphan")
-            await grouping.runner().kill_group("never-was")
+            await grouping_twin.runner().kill_group("orphan")
+            await grouping_twin.runner().kill_group("never-was")
         assert not runner.is_alive(running)
         assert runner.is_alive(other)
         assert await runner.wait(running) == ExitStatus(signal=KILL)
         await runner.stop(other, grace_ms=0)
 
-    grouping.run(scene())
+    grouping_twin.run(scenario())
 
 
 @pytest.mark.parametrize("group", [".hidden", "../up", "a/b", "a b", "x" * 201])
-def test_a_name_that_is_no_file_name_is_our_own_mistake(twin: RunnerTwin, group: str) -> None:
-    async def scene() -> None:
+def test_invalid_group_name_raises(twin: RunnerTwin, group: str) -> None:
+    async def scenario() -> None:
         runner = twin.runner()
         with pytest.raises(ValueError, match=r"group: .* is invalid"):
             await runner.start(twin.order(Program.RUNS)._replace(group=group))
@@ -223,13 +223,13 @@ def test_a_name_that_is_no_file_name_is_our_own_mistake(twin: RunnerTwin, group:
         with pytest.raises(ValueError, match="set group"):
             await runner.start(twin.order(Program.RUNS)._replace(limits=Limits(pids=5)))
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_one_that_takes_more_memory_than_it_may_is_killed_and_that_is_told(grouping: RunnerTwin) -> None:
-    async def scene() -> None:
-        runner, clock = grouping.runner(), grouping.clock()
-        order = grouping.order(Program.TAKES_64_MIB)
+def test_process_over_memory_limit_is_killed_and_reported(grouping_twin: RunnerTwin) -> None:
+    async def scenario() -> None:
+        runner, clock = grouping_twin.runner(), grouping_twin.clock()
+        order = grouping_twin.order(Program.TAKES_64_MIB)
         small = await runner.start(order._replace(group="small", limits=Limits(memory_bytes=24 * MIB)))
         large = await runner.start(order._replace(group="large", limits=Limits(memory_bytes=512 * MIB)))
         async with clock.timeout_ms(SOON_MS):
@@ -242,21 +242,21 @@ def test_one_that_takes_more_memory_than_it_may_is_killed_and_that_is_told(group
         assert not (await runner.wait(large)).oom
         assert runner.usage(large) == Usage()
 
-    grouping.run(scene())
+    grouping_twin.run(scenario())
 
 
-def test_an_unknown_user_is_refused(twin: RunnerTwin) -> None:
-    async def scene() -> None:
+def test_unknown_user_is_refused(twin: RunnerTwin) -> None:
+    async def scenario() -> None:
         with pytest.raises(NotStarted, match="user 'no-such-user' does not exist"):
             await twin.runner().start(twin.order(Program.RUNS)._replace(user="no-such-user"))
 
-    twin.run(scene())
+    twin.run(scenario())
 
 
-def test_what_holds_work_back_is_told(twin: RunnerTwin) -> None:
-    async def scene() -> None:
+def test_missing_controllers_are_reported_with_reason(twin: RunnerTwin) -> None:
+    async def scenario() -> None:
         found = twin.runner().isolation_support()
         assert (found.cgroups == "none") == (not found.controllers)
         assert {"memory", "pids", "cpu"} <= {*found.controllers} or found.reason
 
-    twin.run(scene())
+    twin.run(scenario())

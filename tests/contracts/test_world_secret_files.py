@@ -1,4 +1,4 @@
-"""Do a machine's vault and its simulated twin keep one promise? Files by copy, replaced whole, gone when they are removed."""
+"""Contract of secret files, real and simulated: files by attempt, replaced whole, gone when removed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ X, Y = PurePosixPath("a/x"), PurePosixPath("b")
 
 
 @pytest.fixture(params=["real", "simulated"])
-def vault(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SecretFiles]:
+def secret_files(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SecretFiles]:
     if request.param == "simulated":
         yield SimSecretFiles()
         return
@@ -22,15 +22,15 @@ def vault(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SecretFile
     yield TmpfsSecretFiles(tmp_path / "agent", tmp_path / "agent" / "vault", tmp_path / "memory")
 
 
-def test_what_is_put_is_there_under_its_name_until_it_is_removed(vault: SecretFiles) -> None:
-    assert not vault.has("u1.1") and vault.names() == ()
-    assert vault.put("u1.1", {X: b"1"}, "") == vault.path_of("u1.1")
-    vault.put("u2.1", {Y: b"2"}, "")
-    assert vault.has("u1.1") and sorted(vault.names()) == ["u1.1", "u2.1"]
-    assert vault.path_of("u1.1") != vault.path_of("u2.1")
-    vault.put("u1.1", {Y: b"3"}, "")
-    assert sorted(vault.names()) == ["u1.1", "u2.1"]
-    vault.remove("u1.1")
-    vault.remove("u1.1")
-    vault.remove("never.1")
-    assert not vault.has("u1.1") and vault.names() == ("u2.1",)
+def test_secret_files_exist_under_their_name_until_removed(secret_files: SecretFiles) -> None:
+    assert not secret_files.has("u1.1") and secret_files.names() == ()
+    assert secret_files.put("u1.1", {X: b"1"}, "") == secret_files.path_of("u1.1")
+    secret_files.put("u2.1", {Y: b"2"}, "")
+    assert secret_files.has("u1.1") and sorted(secret_files.names()) == ["u1.1", "u2.1"]
+    assert secret_files.path_of("u1.1") != secret_files.path_of("u2.1")
+    secret_files.put("u1.1", {Y: b"3"}, "")
+    assert sorted(secret_files.names()) == ["u1.1", "u2.1"]
+    secret_files.remove("u1.1")
+    secret_files.remove("u1.1")
+    secret_files.remove("never.1")
+    assert not secret_files.has("u1.1") and secret_files.names() == ("u2.1",)

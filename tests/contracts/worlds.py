@@ -1,7 +1,7 @@
-"""Which twins has each promise, how is each made, and how does time pass in it? What is promised is in test_world*.py.
+"""Implementations under each contract, how each is created and how time passes in it. The contracts are test_world*.py.
 
-A twin is made for one test, over a directory of its own, and plays one scene with `run`. To add one: write a class that has
-what the Protocols below ask for, and put it in the lists.
+A twin is made for one test, over a directory of its own, and plays one scenario with `run`. To add one, write a class that
+implements the protocols below and add it to the lists.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from remit.world.process.cgroup_discovery import parse_mounts
 from remit.world.process.runner import ProcessRunner
 from remit.world.production import production
 from remit.world.randomness import RandomIds, SeededRandomness
-from tests.contracts.http_service import answering
+from tests.contracts.http_service import serve_http_service
 
 NAMES: Final = ("a", "b")
-"""What processes are called in the suite of links."""
+"""Names of processes in the link suite."""
 
 
-ANSWERER: Final = """
+HTTP_SERVER: Final = """
 import socket, sys
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
     while True:
@@ -64,7 +64,7 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as server:
 
 
 class Program(Enum):
-    """What a program does. None of them needs an environment or a directory."""
+    """Behaviours of programs. None needs an environment or a directory."""
 
     EXITS_0 = "ends at once, with code 0"
     EXITS_3 = "ends at once, with code 3"
@@ -78,8 +78,8 @@ class Program(Enum):
 class Twin(Protocol):
     def __init__(self, place: Path, /) -> None: ...
 
-    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
-        """Play a scene to its end, in this twin's time. Raises what the scene raises."""
+    def run(self, scenario: Coroutine[Any, Any, None], /) -> None:
+        """Run a scenario to its end in this twin's time. Raises what the scenario raises."""
         ...
 
 
@@ -95,7 +95,7 @@ class LinkTwin(Twin, Protocol):
     def clock(self) -> Clock: ...
 
     def link(self, name: str) -> Link:
-        """The link of another process, called `name`. It reaches, and may serve, each of `NAMES`."""
+        """The link of another process called `name`. It reaches, and may serve, each of `NAMES`."""
         ...
 
 
@@ -103,7 +103,7 @@ class RunnerTwin(Twin, Protocol):
     def clock(self) -> Clock: ...
 
     def runner(self) -> Runner:
-        """Another runner of the same machine: as if its process had been started again."""
+        """Another runner of the same machine, as after a restart of its process."""
         ...
 
     def order(self, program: Program) -> ProcessSpec: ...
@@ -116,27 +116,27 @@ class HostTwin(RunnerTwin, Protocol):
 
     def prober(self) -> Prober: ...
 
-    def answering(self, port: int) -> ProcessSpec:
-        """Takes connections at `port` of 127.0.0.1 a moment after its start, and answers a GET of / well."""
+    def http_program(self, port: int) -> ProcessSpec:
+        """Listens at `port` of 127.0.0.1 shortly after its start and answers a GET of / with 200."""
         ...
 
 
-class CarrierTwin(WorldTwin, Protocol):
+class ArtifactsTwin(WorldTwin, Protocol):
     def offer(self, world: World, path: Path, content: bytes) -> str:
-        """The source at which this can be fetched, below a directory that is lent."""
+        """The source from which this content can be fetched, below a permitted directory."""
         ...
 
 
 class Production:
-    """The real machine; processes speak over Unix sockets."""
+    """The real machine; processes communicate over Unix sockets."""
 
     def __init__(self, place: Path, /) -> None:
         self._addresses = {name: f"unix:{place}/{name}.socket" for name in NAMES}
         self._groups = f"remit-tests/{os.getpid()}-{place.name}"
 
-    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
+    def run(self, scenario: Coroutine[Any, Any, None], /) -> None:
         try:
-            asyncio.run(scene)
+            asyncio.run(scenario)
         finally:
             remove_groups(self._groups)
 
@@ -169,8 +169,8 @@ class Production:
         world.disk.write_atomically(path, content)
         return f"file:{path}"
 
-    def answering(self, port: int) -> ProcessSpec:
-        return ProcessSpec((sys.executable, "-c", ANSWERER, str(port)))
+    def http_program(self, port: int) -> ProcessSpec:
+        return ProcessSpec((sys.executable, "-c", HTTP_SERVER, str(port)))
 
     def order(self, program: Program) -> ProcessSpec:
         script = {
@@ -188,7 +188,7 @@ class Production:
 
 
 class OverTcp(Production):
-    """The same, over TCP on the loopback interface."""
+    """The same over TCP on the loopback interface."""
 
     def __init__(self, place: Path, /) -> None:
         super().__init__(place)
@@ -217,17 +217,17 @@ def _keys(place: Path) -> TlsKeys:
 
 
 class OverHttp(OverTcp):
-    """Asked over HTTP. A link of this sort serves nothing itself: a small server stands in for serve/."""
+    """The client over HTTP. This link serves nothing itself: a small server stands in for serve/."""
 
     def __init__(self, place: Path, /) -> None:
         super().__init__(place)
         self._ports = {name: _free_port() for name in NAMES}
         self._made: list[_Http] = []
 
-    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
+    def run(self, scenario: Coroutine[Any, Any, None], /) -> None:
         async def closed() -> None:
             try:
-                await scene
+                await scenario
             finally:
                 for link in self._made:
                     await link.close()
@@ -249,16 +249,16 @@ class _Http(HttpLink):
         self._ports, self._keys = ports, keys
 
     def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
-        return answering(self._ports[at], service, token=self._TOKEN)
+        return serve_http_service(self._ports[at], service, token=self._TOKEN)
 
 
 class OverServe(OverHttp):
-    """The same, answered by the real application: its table of routes, its bounds, and the real listener."""
+    """The same, answered by the real application: its routes, its limits and the real listener."""
 
-    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
+    def run(self, scenario: Coroutine[Any, Any, None], /) -> None:
         drain_s, http_server.DRAIN_S = http_server.DRAIN_S, 1.0  # type: ignore[misc]
         try:
-            super().run(scene)
+            super().run(scenario)
         finally:
             http_server.DRAIN_S = drain_s  # type: ignore[misc]
 
@@ -273,7 +273,7 @@ class OverServe(OverHttp):
 
 
 class OverHttps(OverServe):
-    """The same, over TLS."""
+    """The same over TLS."""
 
     def __init__(self, place: Path, /) -> None:
         super().__init__(place)
@@ -287,18 +287,18 @@ class OverHttps(OverServe):
 class _Serve(_Http):
     @asynccontextmanager
     async def serve(self, at: str, service: Service, /) -> AsyncGenerator[None, None]:
-        """Its desk has what these two routes use, and no more."""
+        """The server context has only what these two routes use."""
         keys = self._keys
         bound = BoundSocket(ListenAddress(port=self._ports[at]), secure=keys is not None)
         try:
-            desk: Any = SimpleNamespace(
+            server: Any = SimpleNamespace(
                 clock=BootClock(),
                 request_metrics=RequestMetrics(),
                 access_log=None,
-                tokens=_Identities(self._TOKEN),
+                tokens=_SingleToken(self._TOKEN),
                 audit=AuditLog(MemoryAuditStorage(), BootClock()),
                 world=SimpleNamespace(ids=RandomIds()),
-                component_service=_Door(service),
+                component_service=_ComponentRoutes(service),
                 watch_slot=nullcontext,
                 closing=asyncio.Event(),
                 hosts=(),
@@ -306,15 +306,15 @@ class _Serve(_Http):
                 timing=Timing(),
                 heartbeat_timer=HeartbeatTimer(BootClock(), Timing().heartbeat_ms),
             )
-            app = Application(PROGRAMS, desk, lambda request, error: None)
+            app = Application(PROGRAMS, server, lambda request, error: None)
             secure = None if keys is None else lambda: keys.server_context
-            async with http_server.serve_http(app, bound, on_closing=desk.closing.set, tls_context=secure):
+            async with http_server.serve_http(app, bound, on_closing=server.closing.set, tls_context=secure):
                 yield
         finally:
             bound.close()
 
 
-class _Door:
+class _ComponentRoutes:
     def __init__(self, service: Service) -> None:
         self._service = service
         self.stream = service.stream
@@ -323,12 +323,12 @@ class _Door:
         return await self._service.request(body)
 
     def parse_stream_request(self, body: bytes) -> WatchRequest:
-        """Everything can be read here, as rows: who may be told those may be told all."""
+        """Every stream request is read as rows, which callers with access to rows may read."""
         return WatchRequest()
 
 
-class _Identities:
-    """One component, with one token, which stays good."""
+class _SingleToken:
+    """One component with one token that stays valid."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -346,7 +346,7 @@ class _Identities:
 
 
 def remove_groups(parent: str) -> None:
-    """The directory of cgroups that a test had for itself. Whoever leaves somebody in there has failed."""
+    """Remove the cgroup directory of a test. Fails if a process is left in it."""
     for mount in parse_mounts(Path("/proc/self/mountinfo").read_text()):
         with suppress(FileNotFoundError):
             (mount.path / parent).rmdir()
@@ -365,23 +365,23 @@ class Simulated:
     def __init__(self, place: Path, /) -> None:
         self._loop = SimLoop.seeded("contract")
         self._network = Network(self._loop, "contract")
-        self._machine = SimMachine(self._loop, "machine", _Unrecorded(), start_ms=1_000, rate=1.003)
+        self._machine = SimMachine(self._loop, "machine", _NoRecorder(), start_ms=1_000, rate=1.003)
         self._made = 0
         self._process("maker").world.disk.make_directory(place)
 
-    def run(self, scene: Coroutine[Any, Any, None], /) -> None:
+    def run(self, scenario: Coroutine[Any, Any, None], /) -> None:
         ended: list[BaseException | None] = []
 
-        async def watched() -> None:
+        async def run_scenario() -> None:
             try:
-                await scene
-            except Exception as error:  # noqa: BLE001 - it is told to the test
+                await scenario
+            except Exception as error:  # noqa: BLE001 - raised again in the test
                 ended.append(error)
             else:
                 ended.append(None)
             self._loop.stop()
 
-        self._loop.spawn(watched(), name="scene", unit=self._process("scene").unit)
+        self._loop.spawn(run_scenario(), name="scene", unit=self._process("scene").unit)
         self._loop.run(3_600.0)
         self._loop.finish()
         assert ended, "the scene did not end within an hour"
@@ -416,11 +416,11 @@ class Simulated:
         self._machine.artifact_sources.files[f"file:{path}"] = content
         return f"file:{path}"
 
-    def answering(self, port: int) -> ProcessSpec:
+    def http_program(self, port: int) -> ProcessSpec:
         return ProcessSpec(Behaviour(None, listen=port, ready=100).argv())
 
     def order(self, program: Program) -> ProcessSpec:
-        plays = {
+        behaviours = {
             Program.EXITS_0: Behaviour(1, 0),
             Program.EXITS_3: Behaviour(1, 3),
             Program.RUNS: Behaviour(None, 0, 10),
@@ -428,10 +428,10 @@ class Simulated:
             Program.TAKES_64_MIB: Behaviour(None, memory=64 << 20, ready=100),
             Program.ECHOES: Behaviour(None, 0, echo=1),
         }
-        return ProcessSpec(("missing",)) if program is Program.MISSING else ProcessSpec(plays[program].argv())
+        return ProcessSpec(("missing",)) if program is Program.MISSING else ProcessSpec(behaviours[program].argv())
 
     def _process(self, name: str) -> SimProcess:
-        """Another process, under its own number: those of one name are told apart by it."""
+        """Another process, numbered, because several may have the same name."""
         self._made += 1
         process = SimProcess(self._loop, self._network, name, self._machine, f"contract-{self._made}", _unused)
         process.prepare_start()
@@ -439,22 +439,22 @@ class Simulated:
 
 
 async def _unused(process: SimProcess) -> None:
-    raise AssertionError("these processes only lend their world")
+    raise AssertionError("these processes have no main function")
 
 
-class _Unrecorded:
+class _NoRecorder:
     def program_started(self, machine: str, order: ProcessSpec, pid: int) -> None:
-        """Nobody asks here what ran when."""
+        """Not recorded here."""
 
     def program_stop_requested(self, machine: str, pid: int, by: str) -> None:
-        """Nobody asks here."""
+        """Not recorded here."""
 
     def program_ended(self, machine: str, pid: int) -> None:
-        """Nobody asks here."""
+        """Not recorded here."""
 
 
 WORLDS: list[type[WorldTwin]] = [Production, Simulated]
 LINKS: list[type[LinkTwin]] = [Production, OverTcp, OverTls, OverHttp, OverServe, OverHttps, Simulated]
 RUNNERS: list[type[RunnerTwin]] = [Production, Simulated]
 HOSTS: list[type[HostTwin]] = [Production, Simulated]
-CARRIERS: list[type[CarrierTwin]] = [Production, Simulated]
+ARTIFACTS: list[type[ArtifactsTwin]] = [Production, Simulated]

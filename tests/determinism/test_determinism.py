@@ -1,10 +1,9 @@
-"""Is one seed one run? Standing runs against those of a fresh process with another hash seed; and another seed is another run.
+"""Determinism: one seed gives one run, also in a fresh process with another hash seed; another seed gives another run.
 
-Made again whole are as few scenarios as reach, between them, all that the standing runs reach: every refusal, fault, transition
-and rare path that could depend on the order of something is run through twice. Of the others it is the beginning; the soak has
-all of them whole.
+Repeated in full are as few scenarios as together reach every refusal, fault, transition and rare path that the standing
+runs reach. Of the others only the beginning is repeated; the soak repeats all in full.
 
-Two fresh processes for all scenarios, not two for each: starting one costs more than the runs.
+Two fresh processes run all scenarios, instead of two each: starting one costs more than the runs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from remit.simulate import coverage
 from remit.simulate.scenarios import names
 from remit.simulate.simulation import RunResult
 from tests.properties.effort import SOAKING
-from tests.scenarios.standing_runs import begun_together, standing
+from tests.scenarios.standing_runs import simulate_beginnings, standing
 
 ROOT = Path(__file__).parents[2]
 HASH_SEED = "1" if os.environ.get("PYTHONHASHSEED") == "4242" else "4242"
@@ -47,8 +46,8 @@ for name, seed, whole in tasks:
 """
 
 
-class Again(NamedTuple):
-    """A standing run, made again whole if it is one of those; how it begins; and the digest of how the next seed does."""
+class RepeatedRun(NamedTuple):
+    """A standing run repeated (in full if chosen), its beginning, and the digest of the next seed's beginning."""
 
     whole: RunResult | None
     begun: RunResult
@@ -56,8 +55,8 @@ class Again(NamedTuple):
 
 
 @cache
-def whole() -> frozenset[str]:
-    """Which are made again whole: always the one that adds the most for what it costs."""
+def full_repeats() -> frozenset[str]:
+    """Scenarios to repeat in full: a greedy cover by marks reached per event."""
     if SOAKING:
         return frozenset(names())
     runs = {name: one.run for name, one in standing().items()}
@@ -70,49 +69,51 @@ def whole() -> frozenset[str]:
 
 
 @cache
-def afresh() -> dict[str, Again]:
-    """By scenario."""
+def repeated_runs() -> dict[str, RepeatedRun]:
+    """Repeated runs by scenario."""
     env = {**os.environ, "PYTHONHASHSEED": HASH_SEED, "PYTHONPATH": str(ROOT / "src")}
-    tasks = [(name, seed, name in whole()) for name, seed in coverage.suite_runs()]
-    tasks.sort(key=lambda one: (one[2], standing()[one[0]].run.events))  # so that both halves take about as long
+    tasks = [(name, seed, name in full_repeats()) for name, seed in coverage.suite_runs()]
+    tasks.sort(key=lambda one: (one[2], standing()[one[0]].run.events))  # so that both halves take about equal time
     commands = [[sys.executable, "-c", SCRIPT, json.dumps([BEGINNING_S, tasks[half::2]])] for half in (0, 1)]
     found = {}
     with ExitStack() as files:
-        # Into files: with a pipe each the second would stand still, once its pipe is full, until the first has ended.
-        told = [files.enter_context(TemporaryFile()) for _ in commands]
+        # Into files: with pipes, the second process would block on a full pipe until the first ends.
+        outputs = [files.enter_context(TemporaryFile()) for _ in commands]
         started = [
-            subprocess.Popen(command, env=env, stdout=out, stderr=out) for command, out in zip(commands, told, strict=True)
+            subprocess.Popen(command, env=env, stdout=out, stderr=out) for command, out in zip(commands, outputs, strict=True)
         ]
-        for process, out in zip(started, told, strict=True):
+        for process, out in zip(started, outputs, strict=True):
             code = process.wait()
             out.seek(0)
             lines = out.read().splitlines()
             assert code == 0, b"\n".join(lines[-20:]).decode()
             for line in lines:
-                again = decode(line, type=Again)
+                again = decode(line, type=RepeatedRun)
                 found[again.begun.scenario] = again
     return found
 
 
 @pytest.mark.parametrize("name", names())
-def test_one_seed_is_one_run_under_any_hash_seed(name: str) -> None:
-    """Not only to equal digests: whatever is told of a run is told again."""
-    again = afresh()[name]
+def test_seed_repeats_run_under_any_hash_seed(name: str) -> None:
+    """Not only the digest: every reported field is equal."""
+    again = repeated_runs()[name]
     run, same = (
-        (standing()[name].run, again.whole) if again.whole is not None else (begun_together(BEGINNING_S)[name], again.begun)
+        (standing()[name].run, again.whole)
+        if again.whole is not None
+        else (simulate_beginnings(BEGINNING_S)[name], again.begun)
     )
     assert run.digest == same.digest
     assert run == same
-    assert run.events > EVENTS_MIN, "hardly anything happened, so this proves nothing"
+    assert run.events > EVENTS_MIN, "too few events to prove anything"
 
 
-def test_what_is_made_again_whole_reaches_all_that_is_reached() -> None:
-    made = [one.whole for one in afresh().values() if one.whole is not None]
+def test_full_repeats_reach_every_mark_of_standing_runs() -> None:
+    made = [repeated_run.whole for repeated_run in repeated_runs().values() if repeated_run.whole is not None]
     assert coverage.reached_marks(made) == coverage.reached_marks([one.run for one in standing().values()])
 
 
 @pytest.mark.parametrize("name", names())
-def test_another_seed_is_another_run(name: str) -> None:
-    again = afresh()[name]
+def test_other_seed_gives_other_run(name: str) -> None:
+    again = repeated_runs()[name]
     assert again.begun.digest != again.other
-    assert again.begun.digest != standing()[name].run.digest, "what follows counts too"
+    assert again.begun.digest != standing()[name].run.digest, "the rest of the run counts too"

@@ -1,4 +1,4 @@
-"""Who may mount a disk? Root; and anybody inside a namespace of their own, where tests marked `mounts` are run again."""
+"""Tests marked `mounts` run as root, or again inside a user namespace."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def may_mount() -> bool:
-    """Not only who we are: root in a container often may not mount."""
+    """Not only a matter of the user: root in a container often may not mount."""
     return INSIDE in os.environ or (os.geteuid() == 0 and not failure("unshare", "--mount", "true"))
 
 
 def failure(*command: str, **environment: str) -> str:
-    """What a command that failed has said; empty if it did not fail."""
+    """The output of a failed command; empty if it succeeded."""
     env = {**os.environ, **environment}
     try:
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
@@ -40,8 +40,8 @@ def failure(*command: str, **environment: str) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def scratch_that_work_can_reach(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """As a data directory's parents are: agents of root run work as somebody else. What is made below is closed as ever."""
+def reachable_scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Make temporary directories reachable like a data directory's parents: agents of root run work as another user."""
     base = tmp_path_factory.getbasetemp()
     for place in (base, base.parent):
         if place.stat().st_uid == os.geteuid():
@@ -60,7 +60,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def run_in_namespace(test: str, scratch: Path) -> None:
-    """The same test by another pytest, which is root in its namespace. Its scratch is ours: /tmp/pytest-of-root is not."""
+    """Run the test in another pytest, as root of a namespace, with our scratch directory: /tmp/pytest-of-root is not ours."""
     if why := failure(*NAMESPACE, "true"):
         pytest.fail(f"{CURE}: {why}", pytrace=False)
     again = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={scratch}", test)

@@ -1,9 +1,9 @@
-"""What does a scope leave behind? A real authority and a real scheduler on a data directory, for commands to look at.
+"""Runs a real authority and scheduler on a data directory and leaves it for commands to inspect.
 
-    python -m tests.integration.stored_scope DATA MANIFEST... [--spawn WORKLOAD=COUNT...] [--stay]
+python -m tests.integration.stored_scope DATA MANIFEST... [--spawn WORKLOAD=COUNT...] [--stay]
 
-Declares the manifests, makes nodes ready, makes replicas, and lets the scheduler place them until nothing moves; then says so
-in one line, and ends; or, with --stay, goes on owning the directory until its stdin ends. No test is in here.
+Applies the manifests, marks nodes ready, creates replicas, and lets the scheduler place them until nothing changes; then prints
+one line and ends, or, with --stay, keeps owning the directory until its stdin ends. Contains no tests.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ def client_of(authority: Authority, world: World, name: str, role: Role) -> Auth
     return AuthorityClient({"authority": InProcessEndpoint(authority)}, Actor(name, role), world)
 
 
-async def leading(authority: Authority, world: World, role: Role) -> AuthorityClient:
+async def acquire_role(authority: Authority, world: World, role: Role) -> AuthorityClient:
     client = client_of(authority, world, role.value, role)
-    tenure = await acquire(client, world.clock, role.value, TTL)
-    if not isinstance(tenure, LeaseHold):
-        raise SystemExit(f"{role}: {tenure}")
-    client.actor = tenure.actor
+    lease = await acquire(client, world.clock, role.value, TTL)
+    if not isinstance(lease, LeaseHold):
+        raise SystemExit(f"{role}: {lease}")
+    client.actor = lease.actor
     return client
 
 
-async def furnish(authority: Authority, world: World, things: list[AnyObject], spawn: dict[str, int]) -> None:
+async def prepare(authority: Authority, world: World, objects: list[AnyObject], spawn: dict[str, int]) -> None:
     people = client_of(authority, world, "ann", Role.OPERATOR)
-    first = [thing for thing in things if not isinstance(thing, Workload)]
-    works = [thing for thing in things if isinstance(thing, Workload)]
-    await must(people, *(Apply(thing) for thing in first))
-    await must(client_of(authority, world, "bob", Role.USER), *(Apply(thing) for thing in works))
-    nodes = await leading(authority, world, Role.NODES)
-    for thing in first:
-        row = await authority.store.get(f"node/{thing.metadata.name}") if isinstance(thing, Node) else None
+    first = [obj for obj in objects if not isinstance(obj, Workload)]
+    works = [obj for obj in objects if isinstance(obj, Workload)]
+    await must(people, *(Apply(obj) for obj in first))
+    await must(client_of(authority, world, "bob", Role.USER), *(Apply(obj) for obj in works))
+    nodes = await acquire_role(authority, world, Role.NODES)
+    for obj in first:
+        row = await authority.store.get(f"node/{obj.metadata.name}") if isinstance(obj, Node) else None
         if row is not None:
-            await must(nodes, Mark(thing.metadata.name, row.revision, NodeHealth.READY))
-    workloads = await leading(authority, world, Role.WORKLOADS)
+            await must(nodes, Mark(obj.metadata.name, row.revision, NodeHealth.READY))
+    workloads = await acquire_role(authority, world, Role.WORKLOADS)
     for work in works:
         meta = work.metadata
         await must(workloads, Spawn(meta.tenant, meta.name, 1, 0, spawn.get(meta.name, work.spec.replicas)))
 
 
-async def until_quiet(authority: Authority, world: World) -> None:
-    """No commit for a while; a scheduler that only waits writes nothing."""
+async def wait_until_quiet(authority: Authority, world: World) -> None:
+    """Wait until there was no commit for a while; a scheduler that only waits writes nothing."""
     before, since_ms = -1, world.clock.now_ms()
     while world.clock.now_ms() - since_ms < QUIET_MS:
         await world.clock.sleep_ms(50)
@@ -77,47 +77,47 @@ async def until_quiet(authority: Authority, world: World) -> None:
             before, since_ms = now, world.clock.now_ms()
 
 
-async def play(data: Path, files: list[Path], spawn: dict[str, int], *, stay: bool) -> None:
-    things: list[AnyObject] = []
+async def run(data: Path, files: list[Path], spawn: dict[str, int], *, stay: bool) -> None:
+    objects: list[AnyObject] = []
     for file in files:
         found = read(file.read_bytes(), str(file))
         if found.problems:
             raise SystemExit("\n".join(map(str, found.problems)))
-        things += found.objects
+        objects += found.objects
     world = production()
     try:
         async with embedded_authority(data, world) as authority, asyncio.TaskGroup() as group:
             running = group.create_task(authority.run())
-            await furnish(authority, world, things, spawn)
+            await prepare(authority, world, objects, spawn)
             client = client_of(authority, world, "scheduler-1", Role.SCHEDULER)
             scheduler = Scheduler(
                 authority.store, authority.store, client, world, name="scheduler-1", timing=SchedulerTiming(lease_ms=2_000)
             )
-            placing = group.create_task(scheduler.run())
+            scheduling = group.create_task(scheduler.run())
             while scheduler.cycle is None:
                 await world.clock.sleep_ms(20)
-            await until_quiet(authority, world)
+            await wait_until_quiet(authority, world)
             sys.stdout.write(f"settled at {await authority.store.revision()}\n")
             sys.stdout.flush()
             if stay:
                 await until_stdin_ends()
-            placing.cancel()
+            scheduling.cancel()
             running.cancel()
     finally:
         await world.offload.close()
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    stay = "--stay" in words
+    arguments = sys.argv[1:]
+    stay = "--stay" in arguments
     spawn: dict[str, int] = {}
-    while "--spawn" in words:
-        at = words.index("--spawn")
-        name, _, count = words[at + 1].partition("=")
+    while "--spawn" in arguments:
+        at = arguments.index("--spawn")
+        name, _, count = arguments[at + 1].partition("=")
         spawn[name] = int(count)
-        del words[at : at + 2]
-    data, *files = [Path(word) for word in words if word != "--stay"]
-    asyncio.run(play(data, files, spawn, stay=stay))
+        del arguments[at : at + 2]
+    data, *files = [Path(word) for word in arguments if word != "--stay"]
+    asyncio.run(run(data, files, spawn, stay=stay))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Which wrong turns could an authority take with its chain, its outcomes and its epochs?"""
+"""Planted bugs of the authority: commit chain, outcomes, epochs, audit."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from tests.planted.planted_bug import bug, overrule
 
 FENCED = ("accepted_entries_held_their_lease", "lease_epochs_never_decrease")
 ONCE = ("one_outcome_per_operation", "one_answer_per_operation")
-TOLD = ("acknowledged_is_in_history", *ONCE)
+ACKNOWLEDGED = ("acknowledged_is_in_history", *ONCE)
 
 
-# ------------------------------------------------------------------------------------------------------------ the fence
+# ------------------------------------------------------------------------------------------------------------ fencing
 
 
 @bug(15, 16, scenario="restores", seed=2, expects=FENCED)
 def the_epoch_check_is_skipped(patch: pytest.MonkeyPatch) -> None:
-    """Whoever names a role acts in it, at whatever epoch of its lease."""
+    """Claims are accepted at any epoch of the lease."""
     patch.setattr(decide, "check_fence", lambda draft, actor: None)
 
 
 @bug(15, 18, scenario="takeovers", seed=3, expects=FENCED)
 def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
-    """A lapsed lease goes to another holder without a new epoch."""
+    """An expired lease goes to another holder without a new epoch."""
     made = LeaseSpec
 
     def same(*, holder: str = "", epoch: int = 0, **more: Any) -> Any:
@@ -62,8 +62,8 @@ def a_lease_is_taken_from_a_living_holder(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
-def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
-    """A renewal is answered with yes, and the term runs on from when the lease was acquired."""
+def renewals_are_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    """A renewal is confirmed, but the term still counts from the acquisition."""
     renew = Authority._renew_leases
 
     async def forget(self: Authority, actors: Sequence[Actor]) -> list[bool]:
@@ -76,8 +76,8 @@ def renewals_are_answered_and_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(15, scenario="meddlers", expects=("accepted_entries_held_their_lease", "leases_are_not_taken_from_the_living"))
-def anybody_gives_up_anybodys_lease(patch: pytest.MonkeyPatch) -> None:
-    """Whose lease it is is not asked of whoever gives it up."""
+def any_actor_may_vacate_a_lease(patch: pytest.MonkeyPatch) -> None:
+    """Vacating does not check who holds the lease."""
     vacate = leases.vacate
 
     def unasked(draft: Draft, operation: Operation, claim: Vacate) -> int | Refused:
@@ -92,8 +92,8 @@ def anybody_gives_up_anybodys_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(2, 15, scenario="takeovers", expects=("chain_is_unbroken",))
-def commits_are_not_guarded(patch: pytest.MonkeyPatch) -> None:
-    """A batch no longer compares the head that its writer last saw."""
+def commits_are_unguarded(patch: pytest.MonkeyPatch) -> None:
+    """A batch no longer compares the head that its writer last read."""
     batch = chain.batch
 
     def unguarded(place: chain.ChainPosition, *args: Any, **more: Any) -> Commit:
@@ -104,7 +104,7 @@ def commits_are_not_guarded(patch: pytest.MonkeyPatch) -> None:
 
 @bug(8, 15, scenario="takeovers", expects=("chain_is_unbroken",))
 def a_takeover_does_not_raise_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    """A standby writes its own name into the head, and leaves the epoch as it is."""
+    """A standby writes its own name into the head and keeps the epoch."""
     seize = chain.raise_epoch
 
     async def keep(store: Store, holder: str, incarnation: str) -> chain.ChainPosition:
@@ -125,9 +125,9 @@ def a_takeover_does_not_raise_the_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chain, "raise_epoch", keep)
 
 
-@bug(4, 8, scenario="takeovers", expects=(*TOLD, *FENCED))
-def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
-    """A standby reads the books while it waits, and takes over on what it read then."""
+@bug(4, 8, scenario="takeovers", expects=(*ACKNOWLEDGED, *FENCED))
+def a_takeover_uses_stale_books(patch: pytest.MonkeyPatch) -> None:
+    """A standby reads the books while it waits, and takes over with them."""
     wait = Standby.wait_for_silence
     take_over = Standby.take_over
     read: dict[str, Any] = {}
@@ -154,9 +154,9 @@ def books_are_older_than_the_epoch(patch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------------------- lost answers
 
 
-@bug(1, scenario="lost-answers", expects=TOLD)
+@bug(1, scenario="lost-answers", expects=ACKNOWLEDGED)
 def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
-    """After a lost answer the head is read, and what lands after that read is passed over as one's own."""
+    """After a lost answer the head is read, and a commit that lands after that read is taken for its own."""
 
     async def write(self: Authority, prepared: batch.PreparedBatch) -> int | None:
         head = prepared.head
@@ -182,9 +182,9 @@ def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "_commit", write)
 
 
-@bug(1, scenario="lost-answers", expects=TOLD)
-def a_settled_batch_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    """A batch that did land is decided once more, as if it had not."""
+@bug(1, scenario="lost-answers", expects=ACKNOWLEDGED)
+def a_landed_batch_is_decided_again(patch: pytest.MonkeyPatch) -> None:
+    """A batch that landed is decided once more, as if it had not."""
     settle = chain.settle
 
     async def drop(store: Store, place: chain.ChainPosition, lost: Head) -> chain.ChainPosition | chain.FencedOut:
@@ -196,9 +196,9 @@ def a_settled_batch_is_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chain, "settle", drop)
 
 
-@bug(1, 12, scenario="lost-answers", expects=TOLD)
-def answers_come_before_the_write(patch: pytest.MonkeyPatch) -> None:
-    """A batch is answered as soon as it is decided, and written meanwhile."""
+@bug(1, 12, scenario="lost-answers", expects=ACKNOWLEDGED)
+def answers_precede_the_write(patch: pytest.MonkeyPatch) -> None:
+    """A batch is answered as soon as it is decided, and written later."""
     write = Authority._commit
 
     async def early(self: Authority, prepared: batch.PreparedBatch) -> int | None:
@@ -227,7 +227,7 @@ def answers_come_before_the_write(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "_commit", early)
 
 
-BESIDE = (
+UNSEEN_CHANGES = (
     "one_binding_per_attempt",
     "phases_move_along_edges_by_their_owners",
     "no_more_replicas_than_desired",
@@ -236,22 +236,22 @@ BESIDE = (
 )
 
 
-@bug(2, 12, scenario="small-batches", expects=BESIDE)
-def the_next_batch_is_decided_beside_the_one_under_way(patch: pytest.MonkeyPatch) -> None:
-    """A batch that is decided while another is being written does not know what that one changes."""
+@bug(2, 12, scenario="small-batches", expects=UNSEEN_CHANGES)
+def pipelined_batches_ignore_each_other(patch: pytest.MonkeyPatch) -> None:
+    """A batch decided while another is being written does not see its changes."""
     patch.setattr(batch.BatchBase, "draft", lambda self: Draft(self.books, self.time))
     patch.setattr(Draft, "subtract", lambda self, before: None)
 
 
-@bug(2, 12, scenario="small-batches", expects=BESIDE)
-def a_batch_is_written_once_more_with_the_next(patch: pytest.MonkeyPatch) -> None:
-    """What is decided on top of a batch that is being written has that batch's changes among its own."""
+@bug(2, 12, scenario="small-batches", expects=UNSEEN_CHANGES)
+def a_pipelined_batch_is_written_twice(patch: pytest.MonkeyPatch) -> None:
+    """A batch decided on top of one being written contains its changes too."""
     patch.setattr(Draft, "subtract", lambda self, before: None)
 
 
 @bug(1, 37, scenario="small-batches", expects=ONCE)
-def ids_of_the_batch_under_way_are_not_known(patch: pytest.MonkeyPatch) -> None:
-    """An operation that comes again while its batch is being written is decided again, in the next."""
+def ids_in_flight_are_unknown(patch: pytest.MonkeyPatch) -> None:
+    """An operation repeated while its batch is being written is decided again, in the next batch."""
     prepare = batch.prepare
 
     def forgetful(ground: batch.BatchBase, operations: Sequence[Operation], *faults: Any) -> batch.PreparedBatch:
@@ -261,27 +261,27 @@ def ids_of_the_batch_under_way_are_not_known(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(authority, "prepare", forgetful)
 
 
-@bug(15, scenario="takeovers", expects=TOLD)
+@bug(15, scenario="takeovers", expects=ACKNOWLEDGED)
 def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
-    """A refusal is answered at once, by whoever believes to lead; the batch that says so follows, or does not."""
+    """A refusal is answered at once by any authority that believes to lead; its batch follows, or does not."""
     ask = Authority.submit
 
     async def at_once(self: Authority, operations: Sequence[Operation], /) -> list[Verdict]:
         if self._leadership_lost is None and operations:
-            said = batch.prepare(self.batch_base(), operations).answers
+            answers = batch.prepare(self.batch_base(), operations).answers
             refused = [
-                Refused(Code(one.code), one.detail, self._position.revision)
-                for one in said
-                if isinstance(one, AuditEntry) and one.code
+                Refused(Code(answer.code), answer.detail, self._position.revision)
+                for answer in answers
+                if isinstance(answer, AuditEntry) and answer.code
             ]
-            if len(refused) == len(said):
+            if len(refused) == len(answers):
                 return [*refused]
         return await ask(self, operations)
 
     patch.setattr(Authority, "submit", at_once)
 
 
-@bug(1, scenario="lost-answers", expects=TOLD)
+@bug(1, scenario="lost-answers", expects=ACKNOWLEDGED)
 def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """An operation that was decided before is decided again."""
     judge = Outcomes.check_id
@@ -293,8 +293,8 @@ def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(1, scenario="meddlers", expects=("an_id_stands_for_one_payload",))
-def an_id_answers_whatever_is_asked_under_it(patch: pytest.MonkeyPatch) -> None:
-    """What an id was used for is not compared: its outcome is the answer to anything."""
+def an_id_is_reused_for_other_payloads(patch: pytest.MonkeyPatch) -> None:
+    """The payload of an id is not compared: its outcome answers anything."""
     judge = Outcomes.check_id
 
     def whatever(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
@@ -319,7 +319,7 @@ def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
 
 @bug(10, scenario="restores", expects=("ids_are_executed_in_their_time",))
 def ids_of_an_ended_incarnation_are_executed(patch: pytest.MonkeyPatch) -> None:
-    """Whoever asks again after a restore, under an id that was issued before it, is heard."""
+    """An id issued before a restore is executed after it."""
     judge = Outcomes.check_id
 
     def execute(self: Outcomes, operation_id: str, taken: str) -> Verdict | None:
@@ -332,8 +332,8 @@ def ids_of_an_ended_incarnation_are_executed(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(1, scenario="meddlers", expects=("abandoned_is_never_done",))
-def what_is_abandoned_may_happen_all_the_same(patch: pytest.MonkeyPatch) -> None:
-    """Whoever abandons something is told so, and nothing is kept of it."""
+def abandoned_operations_may_be_applied(patch: pytest.MonkeyPatch) -> None:
+    """An abandon is confirmed but not recorded."""
     abandon = batch._abandon
 
     def forget(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, AuditEntry]) -> int | Refused:
@@ -342,9 +342,9 @@ def what_is_abandoned_may_happen_all_the_same(patch: pytest.MonkeyPatch) -> None
     patch.setattr(batch, "_abandon", forget)
 
 
-@bug(1, scenario="lost-answers", seed=3, expects=("abandoned_is_never_done", *TOLD))
-def what_has_happened_is_called_abandoned(patch: pytest.MonkeyPatch) -> None:
-    """Whoever abandons something that was accepted is told that it will never happen."""
+@bug(1, scenario="lost-answers", seed=3, expects=("abandoned_is_never_done", *ACKNOWLEDGED))
+def applied_operations_are_reported_abandoned(patch: pytest.MonkeyPatch) -> None:
+    """Abandoning an accepted operation reports that it will never be applied."""
     abandon = batch._abandon
 
     def deny(ground: Any, draft: Draft, operation: Operation, target: str, entries: dict[str, AuditEntry]) -> int | Refused:
@@ -354,9 +354,9 @@ def what_has_happened_is_called_abandoned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batch, "_abandon", deny)
 
 
-@bug(8, 20, scenario="takeovers", seed=2, expects=TOLD)
+@bug(8, 20, scenario="takeovers", seed=2, expects=ACKNOWLEDGED)
 def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
-    """A successor does not read what was answered before it."""
+    """A new authority does not read earlier outcomes."""
     read = recovery._load_outcomes
 
     async def forget(store: Store, head: Head, at: recovery.RevisionSource) -> Outcomes:
@@ -366,12 +366,12 @@ def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_load_outcomes", forget)
 
 
-# --------------------------------------------------------------------------------------------------------- what is cited
+# --------------------------------------------------------------------------------------------------------- evidence
 
 
 @bug(4, 30, scenario="crowd", seed=2, expects=("cited_evidence_was_true",))
 def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
-    """What a claim says of a replica is taken for what stands, whatever revision it was seen at."""
+    """A claim on a replica is accepted whatever revision it was seen at."""
     find = placement.find_replica
 
     def whatever(draft: Draft, name: str, at: int) -> Replica | Refused:
@@ -385,8 +385,8 @@ def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(4, scenario="crowd", expects=("what_was_seen_is_on_record",))
-def what_was_seen_is_not_recorded(patch: pytest.MonkeyPatch) -> None:
-    """The record of an operation does not say on which revision it was decided."""
+def seen_revisions_are_not_recorded(patch: pytest.MonkeyPatch) -> None:
+    """The audit entry of an operation omits the revision it was decided on."""
     entry_of = batch.audit_entry
 
     def forgetful(*args: Any, **more: Any) -> AuditEntry:
@@ -395,9 +395,9 @@ def what_was_seen_is_not_recorded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batch, "audit_entry", forgetful)
 
 
-@bug(1, 37, scenario="crowd", expects=TOLD)
-def verdicts_change_places_on_the_way_to_their_caller(patch: pytest.MonkeyPatch) -> None:
-    """A client hands the verdicts on several claims to its caller in another order."""
+@bug(1, 37, scenario="crowd", expects=ACKNOWLEDGED)
+def verdicts_are_reordered(patch: pytest.MonkeyPatch) -> None:
+    """A client returns the verdicts on several claims in another order."""
     ask_once = AuthorityClient._submit_once
 
     async def mixed(self: AuthorityClient, endpoint: Any, course: Any) -> list[Verdict]:
@@ -406,18 +406,18 @@ def verdicts_change_places_on_the_way_to_their_caller(patch: pytest.MonkeyPatch)
     patch.setattr(AuthorityClient, "_submit_once", mixed)
 
 
-# ------------------------------------------------------------------------------------------------------------ the chain
+# ------------------------------------------------------------------------------------------------------------ chain
 
 
 @bug(13, scenario="crowd", expects=("chain_is_unbroken",))
-def the_digest_leaves_values_out(patch: pytest.MonkeyPatch) -> None:
-    """A batch's digest is taken over its keys alone."""
+def the_digest_omits_values(patch: pytest.MonkeyPatch) -> None:
+    """A batch's digest covers only its keys."""
     digest = chain.digest
     patch.setattr(chain, "digest", lambda before, puts, deletes: digest(before, [(key, b"") for key, _ in puts], deletes))
 
 
 @bug(33, scenario="crowd", expects=("entries_say_who_and_what",))
-def the_audit_forgets_who_did_it(patch: pytest.MonkeyPatch) -> None:
-    """An entry does not say whose claim it was."""
+def the_audit_omits_the_actor(patch: pytest.MonkeyPatch) -> None:
+    """An audit entry omits whose claim it was."""
     entry_of = batch.audit_entry
     patch.setattr(batch, "audit_entry", lambda *args, **more: replace(entry_of(*args, **more), actor=""))

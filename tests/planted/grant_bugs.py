@@ -1,4 +1,4 @@
-"""Which wrong turns could be taken with what is handed on: grants within a scope, across a border, and policies on lease?"""
+"""Planted bugs of grants within a scope, between scopes, and of leased policies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SUMS = ("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota
 
 @bug(34, scenario="guesses", expects=DRAWN)
 def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
-    """A grant that was handed on is drawn on when the one it was carved out of has run out."""
+    """A child grant is still drawn on after its parent expired."""
 
     def alone(draft: Draft, ledger: GrantLedger) -> Refused | None:
         if not ledger.is_live or not ledger.is_unexpired(draft.time.now_ms):
@@ -50,13 +50,13 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
 
 @bug(18, 34, scenario="lapsed-grants", expects=DRAWN)
 def a_grant_is_used_past_its_term(patch: pytest.MonkeyPatch) -> None:
-    """What has run out is drawn on as before."""
+    """An expired grant is drawn on as before."""
     patch.setattr(GrantLedger, "is_unexpired", lambda self, now_ms: True)
 
 
 @bug(34, scenario="lapsed-grants", seed=2, expects=HANDS)
-def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) -> None:
-    """A grant that ran out in another scope is taken back without its report."""
+def an_unreported_grant_is_granted_again(patch: pytest.MonkeyPatch) -> None:
+    """A grant that expired in another scope is taken back without its report."""
     close, tend = grants.close, BudgetIssuer._maintain
 
     def take_back(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
@@ -75,8 +75,8 @@ def what_an_unreported_holder_has_is_granted_again(patch: pytest.MonkeyPatch) ->
 
 
 @bug(37, scenario="two-scopes", expects=GIVEN)
-def what_is_drawn_is_given_back(patch: pytest.MonkeyPatch) -> None:
-    """A scope returns a part of what it holds without asking whether that is drawn."""
+def drawn_capacity_is_returned(patch: pytest.MonkeyPatch) -> None:
+    """A scope returns part of a grant without checking whether it is drawn."""
     covers = grants._check_amount
 
     def blindly(draft: Draft, ledger: GrantLedger, amount: Amount, drawing: bool = True) -> Refused | None:
@@ -86,8 +86,8 @@ def what_is_drawn_is_given_back(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(37, scenario="two-scopes", seed=2, expects=GIVEN)
-def a_grant_is_closed_as_if_nothing_were_drawn(patch: pytest.MonkeyPatch) -> None:
-    """A scope that closes what it holds reports that it kept nothing."""
+def a_drawn_grant_is_closed_as_unused(patch: pytest.MonkeyPatch) -> None:
+    """A scope that closes a grant reports that it keeps nothing."""
     close, taken = grants.close, GrantLedger.committed
 
     def empty(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
@@ -100,20 +100,20 @@ def a_grant_is_closed_as_if_nothing_were_drawn(patch: pytest.MonkeyPatch) -> Non
 
 @bug(10, scenario="two-scopes-restored", seed=4, expects=(*HANDS, *SUMS))
 def a_grant_is_resurrected_by_a_restore(patch: pytest.MonkeyPatch) -> None:
-    """A restored scope goes on with the grants that its backup remembers."""
+    """A restored scope goes on using the grants in its backup."""
     patch.setattr(recovery, "void_grants", lambda *args, **more: None)
 
 
 @bug(10, 37, scenario="two-scopes-restored", seed=4, expects=(*HANDS, *SUMS))
-def letters_to_another_incarnation_are_heeded(patch: pytest.MonkeyPatch) -> None:
-    """Whoever a letter was for, and whoever wrote it, it counts."""
+def messages_to_other_incarnations_are_accepted(patch: pytest.MonkeyPatch) -> None:
+    """A message between scopes counts whatever incarnations it names."""
     for room in (grants, peer_scopes):
         patch.setattr(room, "check_incarnations", lambda draft, peer, message: None)
 
 
 @bug(37, scenario="two-scopes", seed=3, expects=HANDS)
-def a_letter_is_taken_up_twice(patch: pytest.MonkeyPatch) -> None:
-    """An offer that comes again brings its amount again."""
+def an_offer_is_accepted_twice(patch: pytest.MonkeyPatch) -> None:
+    """A repeated offer adds its amount again."""
 
     def again(draft: Draft, operation: Operation, claim: Accept) -> int | Refused:
         found = draft.lookup(key_of("Grant", claim.name))
@@ -128,8 +128,8 @@ def a_letter_is_taken_up_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(37, scenario="two-scopes", expects=HANDS)
-def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
-    """A holder reports that it gave something back, and keeps it."""
+def returned_capacity_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """A holder reports a return, and keeps the capacity."""
     give_back = grants.return_capacity
 
     def keep(draft: Draft, operation: Operation, claim: ReturnCapacity) -> int | Refused:
@@ -142,8 +142,8 @@ def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
         return ruled
 
     def believe(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
-        said = less.get((claim.name, claim.report), claim.remaining)
-        return credit(draft, operation, replace(claim, remaining=said))
+        reported = less.get((claim.name, claim.report), claim.remaining)
+        return credit(draft, operation, replace(claim, remaining=reported))
 
     credit = grants.credit
     less: dict[tuple[str, int], Any] = {}
@@ -153,5 +153,5 @@ def what_is_given_back_is_not_debited(patch: pytest.MonkeyPatch) -> None:
 
 @bug(18, 34, scenario="lapsed-policies", expects=("policy_in_force_is_recorded_and_alive",))
 def a_policy_is_used_past_its_lease(patch: pytest.MonkeyPatch) -> None:
-    """Work is placed under a policy that was not renewed in time."""
+    """Replicas are placed under a policy whose lease was not renewed in time."""
     patch.setattr(placement, "_is_before", lambda draft, deadline: True)

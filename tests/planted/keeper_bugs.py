@@ -1,4 +1,4 @@
-"""Which wrong turns could be taken between an agent, its keeper and what they run? Each in a world that is there for it."""
+"""Planted bugs between an agent, its keeper and their processes, each with a scenario of its own."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ KEPT = ("what_is_ordered_is_not_stopped",)
 
 
 @bug(37, 38, scenario="keepers-stall", expects=ORDERED)
-def an_end_is_told_while_a_start_is_under_way(patch: pytest.MonkeyPatch) -> None:
-    """An agent says that a copy has ended as soon as its keeper's table does not have it."""
+def an_end_is_reported_during_a_start(patch: pytest.MonkeyPatch) -> None:
+    """An agent reports an attempt as ended as soon as the keeper's table lacks it."""
     patch.setattr(Agent, "_is_end_certain", lambda self, *args: True)
 
 
 @bug(37, 38, scenario="keepers-stall", expects=ORDERED)
-def a_start_that_was_given_up_is_begun(patch: pytest.MonkeyPatch) -> None:
-    """A keeper forgets which copies it was told to begin no more."""
+def a_blocked_start_is_begun(patch: pytest.MonkeyPatch) -> None:
+    """A keeper forgets which attempts it must not start."""
 
     async def forget(self: Keeper, copy: Any) -> ProcessRecord | None:
         return self._records.get(copy)
@@ -43,14 +43,14 @@ def a_start_that_was_given_up_is_begun(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(18, scenario="keepers-stall", expects=KEPT)
-def a_keeper_that_wakes_ends_before_it_listens(patch: pytest.MonkeyPatch) -> None:
-    """A keeper that stood still looks at its deadlines before it hears what was renewed meanwhile."""
+def a_resumed_keeper_enforces_before_it_listens(patch: pytest.MonkeyPatch) -> None:
+    """A keeper that was suspended enforces its deadlines before it reads the renewals sent meanwhile."""
     patch.setattr(keeper, "STALL_MS", 1 << 40)
 
 
 @bug(34, scenario="cut-nodes", expects=APART)
-def renewals_are_taken_from_the_future(patch: pytest.MonkeyPatch) -> None:
-    """A renewal counts from half a minute after it was sent."""
+def renewals_count_from_the_future(patch: pytest.MonkeyPatch) -> None:
+    """A renewal counts from half a minute after its send time."""
 
     def ahead(self: Keeper, sent_ms: dict[str, int]) -> None:
         for node, at_ms in sent_ms.items():
@@ -61,13 +61,13 @@ def renewals_are_taken_from_the_future(patch: pytest.MonkeyPatch) -> None:
 
 @bug(14, 36, scenario="keepers-killed", expects=(*ORDERED, "orphans_end"))
 def a_keeper_forgets_its_journal(patch: pytest.MonkeyPatch) -> None:
-    """Of what a keeper writes down nothing stays: one that was killed finds nothing of what it had started."""
+    """The journal stays empty: a restarted keeper knows nothing of what it had started."""
     patch.setattr(Journal, "write", lambda self, entries, *, durably: None)
 
 
 @bug(36, scenario="keepers-killed", expects=ORDERED)
-def what_a_dead_keeper_began_is_taken_for_ended(patch: pytest.MonkeyPatch) -> None:
-    """A keeper that comes back takes all that it had begun for ended, and does not look."""
+def processes_of_a_dead_keeper_are_taken_for_ended(patch: pytest.MonkeyPatch) -> None:
+    """A restarted keeper takes all its processes for ended without checking."""
 
     async def over(self: Keeper, kept: ProcessRecord) -> None:
         if kept.alive:
@@ -77,14 +77,14 @@ def what_a_dead_keeper_began_is_taken_for_ended(patch: pytest.MonkeyPatch) -> No
 
 
 @bug(36, scenario="agents-killed", expects=(*ORDERED, "attempts_have_one_result"))
-def a_restart_is_told_as_a_crash(patch: pytest.MonkeyPatch) -> None:
-    """What is started again within its attempt is told as the attempt's end, and started all the same."""
+def a_restart_is_reported_as_a_crash(patch: pytest.MonkeyPatch) -> None:
+    """A restart within the attempt is reported as its end, and started all the same."""
     following = NodeReconciler._reconcile_exited
 
     def both(self: NodeReconciler, now_ms: int, attempt: Any, assignment: Any, *args: Any) -> Iterator[AgentAction]:
-        for deed in following(self, now_ms, attempt, assignment, *args):
-            yield deed
-            if isinstance(deed, StartAction):
+        for action in following(self, now_ms, attempt, assignment, *args):
+            yield action
+            if isinstance(action, StartAction):
                 yield ReportAction(attempt, Move(attempt.key, assignment.revision, "crash", attempt.number, GONE))
 
     patch.setattr(NodeReconciler, "_reconcile_exited", both)
@@ -92,8 +92,8 @@ def a_restart_is_told_as_a_crash(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(36, scenario="unwell", expects=KEPT)
-def a_start_up_probe_is_asked_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    """An agent that comes back asks whether everything has started, also of what has been unwell since."""
+def a_start_probe_runs_again_after_a_restart(patch: pytest.MonkeyPatch) -> None:
+    """A restarted agent runs start probes again, also on replicas that became unhealthy since."""
     make = ProcessHealth.__init__
 
     def anew(self: ProcessHealth, probes: Any, now_ms: int, restarts: int = 0, *, started: bool = False) -> None:
@@ -103,8 +103,8 @@ def a_start_up_probe_is_asked_again_after_a_restart(patch: pytest.MonkeyPatch) -
 
 
 @bug(18, 34, scenario="agent-stalls", expects=APART)
-def the_agent_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
-    """The deadline is looked at only when the agent says something: one that stands still is not fenced."""
+def the_agent_enforces_the_fence(patch: pytest.MonkeyPatch) -> None:
+    """The deadline is checked only when the agent sends a message: a suspended agent is not fenced."""
 
     async def never(self: Keeper) -> None:
         await asyncio.Event().wait()

@@ -1,4 +1,4 @@
-"""Which wrong turns could be taken with room, devices, quota, gangs and constraints?"""
+"""Planted bugs of capacity, devices, quota, gangs, constraints and transitions."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ PLACED = ("hard_constraints_hold_at_the_bind",)
 
 
 @bug(38, scenario="contest", expects=ROOM)
-def released_room_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
-    """What a holder gives back is added to its node twice."""
+def released_capacity_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
+    """Released capacity is added to its node twice."""
     post = NodeLedger.post
 
     def twice(self: NodeLedger, pairs: Any, sign: int) -> None:
@@ -53,14 +53,14 @@ def released_room_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
 
 @bug(27, scenario="contest", seed=2, expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
 def released_quota_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
-    """What a holder gives back is added to its tenant's quota twice."""
+    """Released quota is added to its tenant twice."""
     draw = GrantLedger.draw
     patch.setattr(GrantLedger, "draw", lambda self, pairs, sign: draw(self, pairs, sign if sign > 0 else 2 * sign))
 
 
 @bug(38, scenario="contest", seed=4, expects=("reservations_are_committed_once_or_released", *ROOM))
-def room_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
-    """A replica that drains or stops holds nothing any more."""
+def capacity_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
+    """A draining or stopping replica holds no capacity."""
     early = HOLDING_PHASES - {Phase.DRAINING, Phase.STOPPING}
     patch.setattr(draft, "HOLDING_PHASES", early)
     patch.setattr(charges, "HOLDING_PHASES", early)
@@ -68,7 +68,7 @@ def room_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
 
 @bug(24, 38, scenario="contest", expects=("reservations_are_committed_once_or_released", *ROOM))
 def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
-    """A reservation is bound as soon as its victims are told to go."""
+    """A reservation is bound as soon as its victims are evicted."""
     patch.setattr(placement, "_check_reservation", lambda draft, claim, replica: None)
     later = SchedulerView._defer_reservation
 
@@ -82,14 +82,14 @@ def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
 
 @bug(25, scenario="contest", expects=("gangs_are_bound_together",))
 def a_gang_is_bound_in_two_transactions(patch: pytest.MonkeyPatch) -> None:
-    """The members of a gang are claimed one by one, and bound so."""
+    """The members of a gang are claimed and bound one by one."""
     patch.setattr(attempts, "gang_minimum", lambda view, key: 0)
     patch.setattr(Draft, "bound_count", lambda self, generation: 1_000)
 
 
 @bug(25, scenario="contest", expects=("gangs_are_bound_together",))
 def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
-    """As many members of a gang are bound as fit, however few."""
+    """As many members of a gang are bound as fit, below its minimum too."""
     ask = Draft.requirements_of
 
     def alone(self: Draft, generation: Any) -> Any:
@@ -102,7 +102,7 @@ def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
 
 @bug(2, scenario="contest", seed=2, expects=("exclusive_device_has_one_owner", *ROOM))
 def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
-    """Devices are not posted on their node, and whoever proposes does not look either."""
+    """Devices are not charged to their node, and the scheduler does not check them either."""
     for module in (draft, charges):
         patch.setattr(module, "node_charge", lambda ask, devices: ask.resources)
     post = NodeColumns.post
@@ -111,7 +111,7 @@ def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
 
 @bug(27, scenario="crowd", expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
 def quota_is_not_checked_in_the_transaction(patch: pytest.MonkeyPatch) -> None:
-    """A draw is posted, whatever is left of the quota."""
+    """A draw is charged whatever quota is left."""
     patch.setattr(GrantLedger, "shortage_for", lambda self, pairs: None)
     patch.setattr(placement, "_bind_fast", lambda *args: False)
 
@@ -126,25 +126,25 @@ def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
 
 @bug(26, scenario="six-nodes", expects=PLACED)
 def spread_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    """The authority does not look how replicas are spread."""
+    """The authority does not check topology spread."""
     _ignoring(patch, Code.SPREAD)
 
 
 @bug(26, scenario="one-node", expects=PLACED)
 def anti_affinity_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    """The authority puts replicas beside those that they must stay away from."""
+    """The authority does not check anti-affinity."""
     _ignoring(patch, Code.ANTI_AFFINITY)
 
 
 @bug(26, scenario="crowd", expects=PLACED)
 def policy_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    """The authority does not ask the policy in force where a replica may be."""
+    """The authority does not check the policy in force for placement."""
     _ignoring(patch, Code.POLICY)
 
 
 @bug(3, 26, scenario="contest", expects=ROOM)
-def room_is_believed(patch: pytest.MonkeyPatch) -> None:
-    """The authority takes the proposer's word that there is room, and that one does not look either."""
+def capacity_is_not_checked(patch: pytest.MonkeyPatch) -> None:
+    """The authority does not check capacity, and the scheduler's columns do not charge it either."""
     _ignoring(patch, Code.NO_ROOM)
     post = NodeColumns.post
 
@@ -156,25 +156,25 @@ def room_is_believed(patch: pytest.MonkeyPatch) -> None:
 
 @bug(34, scenario="meddlers", expects=PLACED)
 def a_node_need_not_be_ready(patch: pytest.MonkeyPatch) -> None:
-    """The authority binds to nodes that are suspect, unknown or closed."""
+    """The authority binds to suspect, unknown and cordoned nodes."""
     _ignoring(patch, Code.NODE_UNREADY, Code.DRAINING)
 
 
 @bug(29, scenario="meddlers", expects=("no_more_replicas_than_desired",))
 def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
-    """The authority does not count how many replicas a workload has."""
+    """The authority does not count the replicas of a workload."""
     patch.setattr(transitions, "_replicas_max", lambda spec: 1_000)
 
 
 @bug(29, scenario="services", expects=("what_comes_with_a_workload_is_what_it_begins_with",))
-def one_more_comes_with_a_workload(patch: pytest.MonkeyPatch) -> None:
-    """A workload is made together with one replica more than it begins with; its surge would have room for that."""
+def one_surplus_initial_replica(patch: pytest.MonkeyPatch) -> None:
+    """A workload is created with one initial replica too many; its surge would permit it."""
     patch.setattr(declarations, "initial_replicas", lambda spec: initial_replicas(spec) + (spec.type == "service"))
 
 
 @bug(29, scenario="services", expects=("phases_move_along_edges_by_their_owners", "no_more_replicas_than_desired"))
-def what_is_changed_is_made_anew(patch: pytest.MonkeyPatch) -> None:
-    """Not only a new workload is made together with its first replicas, but every changed one, whatever it has already."""
+def changed_workloads_get_initial_replicas(patch: pytest.MonkeyPatch) -> None:
+    """Not only a new workload gets initial replicas, but every changed one."""
     apply = declarations.apply
 
     def anew(draft: Draft, operation: Operation, claim: Apply) -> int | Refused:
@@ -195,7 +195,7 @@ def what_is_changed_is_made_anew(patch: pytest.MonkeyPatch) -> None:
 
 @bug(33, scenario="crowd", expects=("phases_move_along_edges_by_their_owners",))
 def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
-    """Repair settles what has finished, which is not its to settle, and is let through."""
+    """Repair settles finished replicas, which it does not own, and is permitted."""
     move, mend = transitions.move, RepairController._repair_replica
 
     def anybody(draft: Draft, operation: Operation, claim: Move) -> int | Refused:
@@ -216,7 +216,7 @@ def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
 
 @bug(33, scenario="crowd", expects=("attempts_have_one_result",))
 def a_result_is_written_twice(patch: pytest.MonkeyPatch) -> None:
-    """A release writes a result of its own over the attempt's."""
+    """A release overwrites the result of the attempt."""
     after = transitions._status_after
 
     def again(status: ReplicaStatus, row: Any, claim: Move) -> ReplicaStatus:
@@ -228,7 +228,7 @@ def a_result_is_written_twice(patch: pytest.MonkeyPatch) -> None:
 
 @bug(37, scenario="crowd", expects=("attempts_have_one_result", "a_new_attempt_waits_for_the_end_of_the_last"))
 def an_attempt_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    """What is queued again keeps the number of the attempt that failed."""
+    """A requeued replica keeps the number of its failed attempt."""
     after = transitions._status_after
 
     def same(status: ReplicaStatus, row: Any, claim: Move) -> ReplicaStatus:
@@ -239,8 +239,8 @@ def an_attempt_is_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(2, 3, 37, scenario="two-schedulers", expects=("one_binding_per_attempt", "phases_move_along_edges_by_their_owners"))
-def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
-    """A claim on a replica that was bound meanwhile moves it to another node."""
+def a_bound_replica_is_bound_again(patch: pytest.MonkeyPatch) -> None:
+    """A claim on a replica that was bound since moves it to another node."""
     find, place = placement.find_replica, placement.place
 
     def any_revision(draft: Draft, name: str, at: int) -> Replica | Refused:
@@ -259,7 +259,7 @@ def what_is_bound_is_bound_again(patch: pytest.MonkeyPatch) -> None:
 
 @bug(30, scenario="crowd", expects=("nothing_goes_while_something_depends_on_it",))
 def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
-    """A workload is deleted although replicas of it are left."""
+    """A workload is deleted although it still has replicas."""
 
     def gone_at_once(self: WorkloadController, tenant: str, name: str, workload: Workload | None) -> Iterator[ReconcileResult]:
         return iter(() if workload is None else (Action(Delete("Workload", name, tenant)),))
@@ -273,7 +273,7 @@ def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
 
 @bug(23, scenario="meddlers", seed=4, expects=("victims_rank_lower",))
 def equals_are_preempted(patch: pytest.MonkeyPatch) -> None:
-    """Whose turn it is to make room is not asked."""
+    """Preemption does not compare priorities."""
     victim = placement._check_victim
 
     def anybody(held: Draft, claim: Reserve, preemptor: Replica, name: str, at: int) -> tuple[Replica, Replica] | Refused:
@@ -283,8 +283,8 @@ def equals_are_preempted(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(24, scenario="deleted-unseen", seed=6, expects=("nothing_is_placed_for_what_goes",))
-def what_is_being_deleted_is_placed(patch: pytest.MonkeyPatch) -> None:
-    """Whether a workload is on its way out is not asked."""
+def replicas_of_a_deleted_workload_are_placed(patch: pytest.MonkeyPatch) -> None:
+    """Placement does not check whether the workload is being deleted."""
     place = placement.place
 
     def unasked(held: Draft, operation: Operation, claim: Any, replica: Replica, ask: Any) -> Replica | Refused:
@@ -304,16 +304,16 @@ def attempts_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
 
 @bug(4, 21, scenario="meddlers", seed=5, expects=("accepted_evidence_was_fresh",))
 def old_evidence_is_good_enough(patch: pytest.MonkeyPatch) -> None:
-    """How long ago it was that a scheduler saw what it decides on is not asked."""
+    """The age of a scheduler's evidence is not checked."""
     patch.setattr(placement, "SNAPSHOT_AGE_MS_MAX", 1 << 40)
 
 
-# ------------------------------------------------------------------------------------------------------- what is another's
+# ------------------------------------------------------------------------------------------------------- ownership
 
 
 @bug(27, scenario="meddlers", seed=4, expects=("draws_are_on_ones_own",))
-def one_tenant_draws_on_another(patch: pytest.MonkeyPatch) -> None:
-    """Whose quota a draw is charged to is the asker's choice."""
+def one_tenant_draws_on_anothers_quota(patch: pytest.MonkeyPatch) -> None:
+    """A draw may be charged to any tenant's quota."""
     charge = placement.charge
 
     def anywhere(held: Draft, operation: Operation, ask: Any, name: str, **more: Any) -> tuple[str, ...] | Refused:
@@ -325,8 +325,8 @@ def one_tenant_draws_on_another(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(27, scenario="meddlers", seed=3, expects=("draws_are_on_ones_own",))
-def one_scheduler_draws_on_what_another_holds(patch: pytest.MonkeyPatch) -> None:
-    """Who holds a grant is not asked of whoever draws on it."""
+def one_scheduler_draws_on_anothers_grant(patch: pytest.MonkeyPatch) -> None:
+    """The holder of a grant is not checked at a draw."""
 
     def unasked(held: Draft, operation: Operation, ask: Any, ledger: GrantLedger) -> tuple[str, ...] | Refused:
         if ledger.grant is not None and not ledger.granted_to_other_scope and not ledger.grant.spec.issuer:
@@ -338,8 +338,8 @@ def one_scheduler_draws_on_what_another_holds(patch: pytest.MonkeyPatch) -> None
 
 
 @bug(33, scenario="errands", expects=("only_what_may_go_on_begins_anew",))
-def attempts_are_not_counted(patch: pytest.MonkeyPatch) -> None:
-    """How often a job has failed, and whether it is done, is not asked before it begins anew."""
+def retries_are_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """A requeue checks neither the number of failures of a job nor its completion."""
     left = transitions.GUARD_CHECKS["attempts_left"]
 
     def uncounted(held: Draft, operation: Operation, claim: Move, replica: Replica) -> Refused | None:
@@ -351,18 +351,18 @@ def attempts_are_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(25, scenario="meddlers", expects=("gangs_are_bound_together",))
-def those_who_leave_count_as_members(patch: pytest.MonkeyPatch) -> None:
-    """A gang is as many as hold room for it, whether they stay or not."""
+def leaving_members_count_for_the_gang(patch: pytest.MonkeyPatch) -> None:
+    """All members that hold capacity count for the gang, draining ones too."""
     patch.setattr(draft, "NOT_WORKING_PHASES", frozenset({Phase.RESERVED}))
 
 
 @bug(26, scenario="admitted", expects=("replicas_rank_as_policy_allows",))
-def the_rank_that_is_written_is_given(patch: pytest.MonkeyPatch) -> None:
-    """Nobody asks the policies in force how urgent work may be."""
+def priority_limits_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The policies in force do not limit priorities."""
     patch.setattr(Admission, "terms", lambda self, tenant, workload, labels: UNRESTRICTED)
 
 
 @bug(27, scenario="admitted", expects=("tenants_declare_no_more_than_their_limits",))
-def what_a_tenant_declares_is_not_counted(patch: pytest.MonkeyPatch) -> None:
-    """The books do not know how much a tenant has declared already."""
+def tenant_usage_is_not_counted(patch: pytest.MonkeyPatch) -> None:
+    """The books do not count what a tenant has declared."""
     patch.setattr(draft, "post_charge_difference", lambda use, before, after: None)

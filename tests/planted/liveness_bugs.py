@@ -1,4 +1,4 @@
-"""Which wrong turns leave everything safe, and work standing still?"""
+"""Planted bugs that keep everything safe but stop progress."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ STUCK = ("eligible_work_is_bound", "one_gang_runs")
 
 
 def _asleep(patch: pytest.MonkeyPatch) -> None:
-    """No line that waits is woken, nor tried again by itself."""
+    """Waiting queues are neither woken nor retried."""
     patch.setattr(Backlog, "on_event", lambda self, cure, version, which=None: 0)
     for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
         patch.setattr(backlog, name, 3_600_000)
 
 
 @bug(32, scenario="poor", expects=("refusals_back_off",))
-def what_is_refused_is_asked_again_at_once(patch: pytest.MonkeyPatch) -> None:
-    """A scheduler asks for what its quota does not cover, and lets no time pass between a refusal and its next try."""
+def refusals_are_retried_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A scheduler retries claims that exceed its quota without any pause."""
     patch.setattr(QuotaSource, "covers", lambda self, charge, count: count)
     for name in ("BACKOFF_MS_BASE", "BACKOFF_MS_MAX"):
         patch.setattr(backlog, name, 500)
@@ -59,7 +59,7 @@ def what_is_refused_is_asked_again_at_once(patch: pytest.MonkeyPatch) -> None:
 
 @bug(15, 18, scenario="services", expects=("leaders_stay",))
 def standbys_are_impatient(patch: pytest.MonkeyPatch) -> None:
-    """Whoever does not see the chain advance between two looks takes over."""
+    """A standby takes over when the chain does not advance between two checks."""
     patch.setattr(Standby, "_silence_ms", lambda self, look_ms: 0)
 
 
@@ -68,19 +68,19 @@ def standbys_are_impatient(patch: pytest.MonkeyPatch) -> None:
 
 @bug(4, 30, scenario="stale-observers", expects=("observers_never_go_back",))
 def a_stale_list_is_trusted_after_a_restart(patch: pytest.MonkeyPatch) -> None:
-    """An observer that has just begun asks any member for its first list."""
+    """A restarted observer takes its first list from any store member."""
     patch.setattr(Reflector, "list_store", lambda self: self._store)
 
 
 @bug(4, 6, scenario="stale-observers", expects=("observers_never_go_back",))
-def an_older_list_is_taken(patch: pytest.MonkeyPatch) -> None:
-    """An observer takes a list that is older than what it has seen."""
+def an_older_list_is_accepted(patch: pytest.MonkeyPatch) -> None:
+    """An observer accepts a list older than what it has seen."""
     patch.setattr(Reflector, "_is_new_enough", lambda self, head, revision: True)
 
 
 @bug(5, 22, scenario="recovery", expects=(*MISSED, "claims_fit_what_was_seen"))
-def gaps_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
-    """An observer does not check whether it missed an event, and does not list anew either."""
+def watch_gaps_are_not_detected(patch: pytest.MonkeyPatch) -> None:
+    """An observer neither checks for missed events nor lists again."""
     make = Reflector.__init__
 
     def patient(self: Reflector, *args: Any, **more: Any) -> None:
@@ -91,8 +91,8 @@ def gaps_are_not_looked_for(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(3, 21, scenario="recovery", expects=("views_show_what_stands",))
-def a_deletion_is_not_noted(patch: pytest.MonkeyPatch) -> None:
-    """An observer keeps generations that are gone: nobody misses their end, so nothing comes of it but a wrong view."""
+def a_deletion_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """An observer keeps deleted generations: the only effect is a wrong view."""
     note = WatchCache._set
 
     def keep(self: WatchCache, key: str, value: bytes | None, revision: int) -> None:
@@ -103,8 +103,8 @@ def a_deletion_is_not_noted(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(5, 21, scenario="recovery", expects=("views_show_what_stands",))
-def a_change_is_not_noted(patch: pytest.MonkeyPatch) -> None:
-    """What an observer knows of a tenant already it takes for the last word."""
+def a_change_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """An observer ignores changes of a tenant it already knows."""
     note = WatchCache._set
 
     def keep(self: WatchCache, key: str, value: bytes | None, revision: int) -> None:
@@ -119,32 +119,32 @@ def a_change_is_not_noted(patch: pytest.MonkeyPatch) -> None:
 
 @bug(22, scenario="full-house", expects=(*STUCK, "pending_work_is_tried"))
 def a_wake_up_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    """What found no place is not tried again when room is freed, nor after a while."""
+    """A replica without a place is tried neither when capacity is freed nor after a while."""
     _asleep(patch)
 
 
 @bug(22, 23, scenario="unplaceable", expects=("pending_work_is_tried",))
-def what_waits_is_tried_once(patch: pytest.MonkeyPatch) -> None:
-    """What found no place is tried again when something may have cured it, and never just because time has passed."""
+def waiting_replicas_are_not_retried_by_time(patch: pytest.MonkeyPatch) -> None:
+    """A replica without a place is retried on events, but never because time has passed."""
     for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
         patch.setattr(backlog, name, 3_600_000)
 
 
 @bug(22, 23, scenario="unplaceable", expects=("waiting_has_a_reason",))
-def who_joins_those_that_wait_is_told_nothing(patch: pytest.MonkeyPatch) -> None:
-    """Why a line waits is written down of those who were tried, and not of those who came to it since."""
+def late_members_get_no_waiting_reason(patch: pytest.MonkeyPatch) -> None:
+    """The waiting reason is recorded for tried replicas, but not for those that join the queue later."""
     patch.setattr(Cycle, "_pending_records", lambda self, now_ms: ())
 
 
 @bug(26, scenario="full-house", expects=("decisions_add_up",))
 def a_node_is_lost_in_the_funnel(patch: pytest.MonkeyPatch) -> None:
-    """What the first filter leaves out is not counted."""
+    """Nodes that the first filter excludes are not counted."""
     patch.setattr(Funnel, "pairs", lambda self: tuple((step.filter.name, step.refused) for step in self.steps[1:]))
 
 
 @bug(22, scenario="much-is-asked", expects=("work_is_bound_soon",))
-def now_and_then_one_is_left_for_a_while(patch: pytest.MonkeyPatch) -> None:
-    """Of all that a scheduler could place it leaves one turn in twenty for twenty seconds."""
+def some_attempts_are_skipped(patch: pytest.MonkeyPatch) -> None:
+    """A scheduler skips one attempt in twenty for twenty seconds."""
     claim = Cycle._add_claims
 
     def leave(self: Cycle, proposal: Proposal, one: Attempt, where: dict[int, str], now_ms: int) -> None:
@@ -163,14 +163,14 @@ def now_and_then_one_is_left_for_a_while(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(25, scenario="recovery", expects=("one_gang_runs",))
-def gangs_are_never_tried(patch: pytest.MonkeyPatch) -> None:
-    """A scheduler binds what stands alone, and leaves gangs for later."""
+def gangs_are_never_scheduled(patch: pytest.MonkeyPatch) -> None:
+    """A scheduler binds single replicas and leaves gangs for later."""
     patch.setattr(attempts, "gang_minimum", lambda view, key: 1_000 if key.gang else 0)
 
 
 @bug(3, 19, scenario="full-house", expects=("reservations_do_not_leak",))
 def a_reservation_is_leaked(patch: pytest.MonkeyPatch) -> None:
-    """Nobody binds what is reserved, and repair does not take it back."""
+    """Reservations are neither bound nor reclaimed by repair."""
     mend = RepairController._repair_replica
 
     def leave(self: RepairController, kept: CachedRow, times: ReconcileTime) -> Iterator[ReconcileResult]:
@@ -185,7 +185,7 @@ def a_reservation_is_leaked(patch: pytest.MonkeyPatch) -> None:
 
 @bug(20, 39, scenario="recovery", expects=("deletion_completes",))
 def a_deletion_never_finishes(patch: pytest.MonkeyPatch) -> None:
-    """What is being deleted is emptied, and never goes."""
+    """A workload being deleted loses its replicas, but is never removed."""
     clear = WorkloadController._end_workload
 
     def leave(self: WorkloadController, *args: Any) -> Iterator[ReconcileResult]:
@@ -197,7 +197,7 @@ def a_deletion_never_finishes(patch: pytest.MonkeyPatch) -> None:
 def _marks(
     patch: pytest.MonkeyPatch, change: Callable[[NodeController, Node, int, list[ReconcileResult]], Iterable[ReconcileResult]]
 ) -> None:
-    """What is said of a node's health, changed."""
+    """Change the claims on a node's health."""
     ladder = NodeController._update_health
 
     def other(self: NodeController, node: Node, at: int, times: ReconcileTime, *, held: bool) -> Iterator[ReconcileResult]:
@@ -208,7 +208,7 @@ def _marks(
 
 @bug(34, scenario="recovery", expects=("returned_nodes_are_ready",))
 def a_node_never_returns(patch: pytest.MonkeyPatch) -> None:
-    """A node that was unknown stays so when it is back."""
+    """An unknown node stays unknown after its return."""
 
     def never(self: NodeController, node: Node, at: int, wishes: list[ReconcileResult]) -> Iterable[ReconcileResult]:
         return (wish for wish in wishes if not (isinstance(wish, Action) and _health(wish) is NodeHealth.JOINING))
@@ -216,19 +216,19 @@ def a_node_never_returns(patch: pytest.MonkeyPatch) -> None:
     _marks(patch, never)
 
 
-def _health(deed: Action) -> NodeHealth | None:
-    return deed.claim.health if isinstance(deed.claim, Mark) else None
+def _health(action: Action) -> NodeHealth | None:
+    return action.claim.health if isinstance(action.claim, Mark) else None
 
 
 @bug(34, scenario="a-core-is-left", expects=("silence_is_noticed",))
 def silence_goes_unnoticed(patch: pytest.MonkeyPatch) -> None:
-    """Every node is taken for well, however long nothing was heard of it."""
+    """Every node counts as healthy, however long it is silent."""
     patch.setattr(HeartbeatAges, "silent_ms", lambda self, node: 0)
 
 
 @bug(34, 39, scenario="a-core-is-left", expects=("unknown_resolves", "deletion_completes"))
-def what_is_unknown_stays_so(patch: pytest.MonkeyPatch) -> None:
-    """What a silent node ran is doubted, and never given up."""
+def unknown_replicas_stay_unknown(patch: pytest.MonkeyPatch) -> None:
+    """Replicas on a silent node become unknown, and are never lost."""
     give_up = NodeController._fail_replicas
 
     def doubt(self: NodeController, node: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
@@ -237,13 +237,13 @@ def what_is_unknown_stays_so(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeController, "_fail_replicas", doubt)
 
 
-def _transition(deed: Action) -> str:
-    return deed.claim.transition if isinstance(deed.claim, Move) else ""
+def _transition(action: Action) -> str:
+    return action.claim.transition if isinstance(action.claim, Move) else ""
 
 
 @bug(32, scenario="services", expects=("writes_cease", "what_is_ready_is_served", "the_last_endpoint_is_not_withdrawn"))
 def two_controllers_undo_each_other(patch: pytest.MonkeyPatch) -> None:
-    """What is published of one replica is withdrawn again at once, for ever."""
+    """An endpoint is published and withdrawn for ever."""
     look = EndpointController.reconcile
 
     def toggle(self: EndpointController, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
@@ -258,8 +258,8 @@ def two_controllers_undo_each_other(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(20, scenario="left-behind", expects=("desire_is_met",))
-def one_replica_is_never_made(patch: pytest.MonkeyPatch) -> None:
-    """Of every service the first replica is left out."""
+def one_replica_is_never_spawned(patch: pytest.MonkeyPatch) -> None:
+    """The first replica of every service is never spawned."""
     fill = WorkloadController._apply_diff
 
     def short(self: WorkloadController, *args: Any) -> Iterator[ReconcileResult]:
@@ -271,20 +271,20 @@ def one_replica_is_never_made(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(20, 21, scenario="recovery", expects=("desire_is_met",))
-def what_failed_is_not_tried_again(patch: pytest.MonkeyPatch) -> None:
-    """A job that ended badly is left so, whatever attempts it has."""
+def failed_jobs_are_not_retried(patch: pytest.MonkeyPatch) -> None:
+    """A failed job is not retried, whatever attempts it has left."""
     patch.setattr(RepairController, "_requeue", lambda self, kept, times: iter(()))
 
 
 @bug(32, scenario="services", expects=("what_is_ready_is_served",))
-def nothing_is_published(patch: pytest.MonkeyPatch) -> None:
-    """What is ready is never served."""
+def no_endpoint_is_published(patch: pytest.MonkeyPatch) -> None:
+    """Ready replicas are never served."""
     patch.setattr(EndpointController, "reconcile", lambda self, key, times: iter(()))
 
 
 @bug(32, 34, scenario="services", expects=("health_does_not_flap",))
-def a_node_is_suspected_for_nothing(patch: pytest.MonkeyPatch) -> None:
-    """A node that is ready and beats is called suspect now and then."""
+def a_healthy_node_is_suspected(patch: pytest.MonkeyPatch) -> None:
+    """A ready node that sends heartbeats is marked suspect now and then."""
 
     looks = count()
 
@@ -299,18 +299,18 @@ def a_node_is_suspected_for_nothing(patch: pytest.MonkeyPatch) -> None:
 
 @bug(31, 36, scenario="left-behind", expects=("orphans_end", "returned_nodes_are_ready"))
 def orphans_are_left(patch: pytest.MonkeyPatch) -> None:
-    """An agent does not stop what is no longer ordered."""
+    """An agent does not stop processes without an assignment."""
     look = NodeReconciler.reconcile
 
     def keep(self: NodeReconciler, now_ms: int, orders: Any, kept: Any, **more: Any) -> list[AgentAction]:
-        deeds = look(self, now_ms, orders, kept, **more)
-        return [one for one in deeds if not isinstance(one, StopAction) or self.is_assigned(orders, one.attempt)]
+        actions = look(self, now_ms, orders, kept, **more)
+        return [action for action in actions if not isinstance(action, StopAction) or self.is_assigned(orders, action.attempt)]
 
     patch.setattr(NodeReconciler, "reconcile", keep)
 
 
 @bug(8, scenario="the-leader-dies", expects=("somebody_leads",))
-def nobody_takes_over(patch: pytest.MonkeyPatch) -> None:
+def no_standby_takes_over(patch: pytest.MonkeyPatch) -> None:
     """A standby waits for ever once there is a chain."""
     wait = Standby.wait_for_silence
 
@@ -323,8 +323,8 @@ def nobody_takes_over(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(8, 16, scenario="the-leader-dies", expects=("somebody_leads",))
-def whoever_takes_over_reads_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """A new authority shows that it lives, and never comes to lead."""
+def a_takeover_reads_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A new authority writes heartbeats, but never finishes its takeover."""
     load = recovery.load
 
     async def for_ever(store: Store, place: chain.ChainPosition, *more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which wrong turns could be taken by agents, keepers, leases and those who judge nodes?"""
+"""Planted bugs of agents, keepers, leases and node health, and of restores."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ FENCE = ("lost_only_after_its_fence", *APART)
 
 
 @bug(34, scenario="cut-nodes", seed=2, expects=APART)
-def nobody_keeps_the_fence(patch: pytest.MonkeyPatch) -> None:
-    """A node that is cut off stops nothing by itself."""
+def the_fence_is_not_enforced(patch: pytest.MonkeyPatch) -> None:
+    """A partitioned node does not stop its processes."""
     patch.setattr(Keeper, "_remaining_ms", lambda self, kept: DEADLINE_CHECK_MS)
 
 
 @bug(34, scenario="cut-nodes", expects=FENCE)
 def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
-    """What a silent node runs is given up at once."""
+    """Replicas on a silent node are lost at once."""
     patch.setitem(transitions.GUARD_CHECKS, "fence_passed", lambda *args: None)
     patch.setattr(node_lifecycle, "_fence_ms", lambda spec, tempo: 0)
 
 
 @bug(34, scenario="cut-nodes", seed=4, expects=("lost_only_after_its_fence",))
-def a_part_of_the_fence_is_waited_for(patch: pytest.MonkeyPatch) -> None:
-    """What a silent node runs is given up when its fence has passed, and its end was not waited for."""
+def kill_grace_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
+    """Replicas on a silent node are lost after the fence, without the kill grace."""
     for page in (transitions, node_lifecycle):
         patch.setattr(page, "lost_after_ms", lambda fence_ms, tempo: fence_ms * 9 // 10)
 
 
 @bug(12, 18, scenario="late-renewals", seed=7, expects=(*APART, "what_is_ordered_is_not_stopped"))
 def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
-    """The keeper counts from when a renewal was answered, not from when it was sent."""
+    """The keeper counts a term from the answer to a renewal, not from its send time."""
 
     async def received(self: AuthorityClient, endpoint: Any, beats: Any) -> Any:
         held = await endpoint.heartbeat(beats)
@@ -62,7 +62,7 @@ def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
 
 @bug(15, 16, scenario="cut-nodes", expects=FENCE)
 def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
-    """A new authority takes everybody for silent since long before its takeover."""
+    """A new authority counts the silence of all leases from long before its takeover."""
     make = Authority.__init__
 
     def long_ago(self: Authority, *args: Any, **more: Any) -> None:
@@ -75,7 +75,7 @@ def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
 
 @bug(36, 37, scenario="cut-nodes", expects=("runs_only_what_was_ordered",))
 def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
-    """An agent starts what its orders show as bound, before its own `start` is committed."""
+    """An agent starts a bound replica before its own `start` is committed."""
     following = NodeReconciler._reconcile_attempt
 
     def hasty(
@@ -97,7 +97,7 @@ def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
 
 @bug(4, 37, scenario="crowd", seed=2, expects=("runs_only_what_was_ordered", *APART))
 def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
-    """An agent takes its time over what it was ordered to start, and tells of its end meanwhile."""
+    """An agent starts a replica late, after it has reported its end."""
     begin = Agent._start
 
     async def later(self: Agent, *args: Any) -> None:
@@ -111,7 +111,7 @@ def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
 
 @bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more", "orphans_end", "what_is_ordered_is_not_stopped"))
 def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
-    """An agent that comes back does not take over what its keeper has begun."""
+    """A restarted agent does not adopt the processes of its keeper."""
     take = Agent._apply_table
 
     def only_news(self: Agent, table: Any) -> None:
@@ -123,7 +123,7 @@ def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
 
 @bug(38, scenario="crowd", expects=("ended_work_runs_no_more",))
 def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
-    """An agent reports as stopped what it has only asked to stop."""
+    """An agent reports a replica as stopped when it has only requested the stop."""
     following = NodeReconciler._reconcile_attempt
 
     def hasty(
@@ -135,9 +135,9 @@ def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
         record: Any,
         holds_lease: bool,
     ) -> Iterator[AgentAction]:
-        for deed in following(self, now_ms, assignments, attempt, assignment, record, holds_lease):
-            yield deed
-            if isinstance(deed, StopAction) and assignment.replica.status.phase is Phase.STOPPING and holds_lease:
+        for action in following(self, now_ms, assignments, attempt, assignment, record, holds_lease):
+            yield action
+            if isinstance(action, StopAction) and assignment.replica.status.phase is Phase.STOPPING and holds_lease:
                 yield ReportAction(attempt, Move(attempt.key, assignment.revision, "stopped", attempt.number, result=OK))
 
     patch.setattr(NodeReconciler, "_reconcile_attempt", hasty)
@@ -146,13 +146,13 @@ def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
 
 @bug(35, scenario="all-silent", seed=2, expects=("evictions_cease_at_mass_silence",))
 def mass_silence_evicts_everything(patch: pytest.MonkeyPatch) -> None:
-    """That every node falls silent at once is taken for the loss of every node."""
+    """Silence of all nodes at once is taken for the loss of all nodes."""
     patch.setattr(health, "MASS_PERCENT", 1_000)
 
 
 @bug(9, 11, scenario="cut-nodes", expects=("what_is_ordered_is_not_stopped",))
 def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
-    """An agent stops all that it runs when one beat is not answered."""
+    """An agent stops all its processes after one unanswered heartbeat."""
     beat = AuthorityClient.heartbeat
 
     async def fearful(self: AuthorityClient, beats: Any, **more: Any) -> Any:
@@ -184,7 +184,7 @@ def _end_all(agent: Agent, node: str) -> None:
 
 @bug(4, 36, scenario="cut-nodes", seed=2, expects=("what_is_ordered_is_not_stopped",))
 def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
-    """An agent that comes back ends what runs on its node before it has read what is ordered there."""
+    """A restarted agent stops processes before it has read its assignments."""
     patch.setattr(Assignments, "is_loaded", True)
 
 
@@ -192,8 +192,8 @@ def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(10, scenario="restored", seed=1, expects=("uids_are_given_once",))
-def uids_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
-    """A uid is the number of its batch and a count, and says nothing of the incarnation."""
+def uids_repeat_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """A uid consists of batch number and counter, without the incarnation."""
 
     def short(self: Draft) -> str:
         self.uids_issued += 1
@@ -203,26 +203,26 @@ def uids_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(10, scenario="restores", seed=3, expects=("lease_epochs_never_decrease", "accepted_entries_held_their_lease"))
-def epochs_come_again_after_a_restore(patch: pytest.MonkeyPatch) -> None:
-    """A restored scope leaves its leases as the backup has them."""
+def epochs_repeat_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope keeps the leases of its backup."""
     patch.setattr(recovery, "vacate_leases", lambda *args, **more: None)
 
 
 @bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
-def a_backup_is_believed_about_what_runs(patch: pytest.MonkeyPatch) -> None:
-    """A restored scope leaves its replicas as the backup has them."""
+def a_backup_is_trusted_about_replicas(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope keeps the phases of replicas in its backup."""
     patch.setattr(recovery, "mark_replicas_unknown", lambda *args: None)
 
 
 @bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
-def a_backup_is_believed_about_nodes(patch: pytest.MonkeyPatch) -> None:
-    """A restored scope leaves its nodes as the backup has them."""
+def a_backup_is_trusted_about_nodes(patch: pytest.MonkeyPatch) -> None:
+    """A restored scope keeps the health of nodes in its backup."""
     patch.setattr(recovery, "mark_nodes_unknown", lambda draft: None)
 
 
 @bug(10, scenario="restores", expects=("nothing_fenced_is_placed_before_all_nodes_reported",))
-def nodes_are_not_waited_for_after_a_restore(patch: pytest.MonkeyPatch) -> None:
-    """What must never run twice is placed as soon as one node is ready again."""
+def nodes_are_not_awaited_after_a_restore(patch: pytest.MonkeyPatch) -> None:
+    """Fenced replicas are placed as soon as one node is ready again."""
 
     def note_nothing(draft: Draft) -> None:
         await_nodes(draft)

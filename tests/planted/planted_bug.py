@@ -1,4 +1,4 @@
-"""What is a planted bug? A small wrong turn, made for one test only, and the promise whose breach must be noticed."""
+"""Planted bugs: a small defect for one test only, and the checks of which one must detect it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 class Bug(NamedTuple):
-    """`rows` are those of FAULTS.md section 1 that it belongs to, `expects` the checks of which one must fire, and `seed` is
-    where it was last seen and is looked for first.
+    """`rows` refers to FAULTS.md section 1, `expects` lists the checks of which one must fire.
+
+    `seed` is where it was last detected, and is tried first.
     """
 
     name: str
@@ -31,13 +32,13 @@ BUGS: Final[dict[str, Bug]] = {}
 
 
 def overrule(patch: pytest.MonkeyPatch, claim: type[Claim], decide: Decider) -> None:
-    """Have the authority decide this claim otherwise."""
+    """Replace the authority's decision on this claim type."""
     register: dict[type[Claim], Ruling] = RULINGS
     patch.setitem(register, claim, RULINGS[claim]._replace(decide=decide))
 
 
 def bug(*rows: int, scenario: str, expects: tuple[str, ...], seed: int = 1) -> Callable[[Plant], Plant]:
-    """Register a function that plants a bug: its name is the bug's, its docstring says what is changed."""
+    """Register a function that plants a bug: its name is the bug's name, its docstring what it changes."""
 
     def register(plant: Plant) -> Plant:
         name = plant.__name__.replace("_", "-")

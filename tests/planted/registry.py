@@ -1,4 +1,4 @@
-"""Which bugs are planted? All of them, from the pages where they are written; and those that must be among them."""
+"""Registry of all planted bugs, and of those that must be among them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.planted.planted_bug import BUGS, Bug
 PAGES: Final = (
     authority_bugs, ledger_bugs, node_bugs, keeper_bugs, controller_bugs, liveness_bugs, grant_bugs, scheduling_bugs
 )  # fmt: skip
-"""Importing them fills the table."""
+"""Importing these modules fills the registry."""
 
 REQUIRED: Final[dict[str, str]] = {
     "the epoch check is skipped": "the-epoch-check-is-skipped",
@@ -27,20 +27,20 @@ REQUIRED: Final[dict[str, str]] = {
     "an expired id is executed": "expired-ids-are-executed",
     "a lost transaction lands after the read-back": "a-lost-commit-is-settled-by-a-read",
     "a refusal is answered by a deposed authority": "refusals-are-answered-before-the-commit",
-    "released capacity is counted twice": "released-room-is-counted-twice",
-    "capacity is freed at the drain": "room-is-freed-at-the-drain",
+    "released capacity is counted twice": "released-capacity-is-counted-twice",
+    "capacity is freed at the drain": "capacity-is-freed-at-the-drain",
     "bound before the victim stopped": "bound-before-the-victims-stopped",
     "a gang is bound in two transactions": "a-gang-is-bound-in-two-transactions",
     "a stale list is trusted after a restart": "a-stale-list-is-trusted-after-a-restart",
     "a wake-up is dropped": "a-wake-up-is-dropped",
     "a grant outlives its parent": "a-grant-outlives-its-parent",
-    "granted again what an unreported holder has": "what-an-unreported-holder-has-is-granted-again",
+    "a grant of an unreported holder is granted again": "an-unreported-grant-is-granted-again",
     "a grant is resurrected by a restore": "a-grant-is-resurrected-by-a-restore",
     "a lease's term is counted from receipt": "a-term-counts-from-receipt",
     "a takeover keeps the old lease clocks": "a-takeover-keeps-the-old-clocks",
     "an order is executed after its release": "an-order-is-executed-after-its-release",
     "a policy is used past its lease": "a-policy-is-used-past-its-lease",
 }
-"""What must be noticed whatever else is, and under which name it is planted."""
+"""Required bugs, and the names under which they are planted."""
 
 __all__ = ["BUGS", "PAGES", "REQUIRED", "Bug"]

@@ -1,6 +1,4 @@
-"""In which worlds are planted bugs looked for? Short and rough ones, and scenarios that come with Remit; each is clean
-without a bug.
-"""
+"""Scenarios in which planted bugs are tried: short rough ones, and built-in ones. Each is clean without a bug."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ fence = "10s"
 """
 
 TEXTS: Final[dict[str, str]] = {
-    # Nothing goes wrong but that many ask for much, and somebody for what may not be.
+    # No faults: only heavy load, and claims that must be refused.
     "crowd": """
 summary = "few nodes, much work, and a meddler"
 duration = "3m"
@@ -37,7 +35,7 @@ meddlers = 1
 """
     + _BUSY,
     "meddlers": """
-summary = "several who ask for what may not be, beside a little work, and nobody who is quicker than they"
+summary = "several meddlers with invalid claims, a little work, and no scheduler that is faster"
 duration = "4m"
 heal = "0s"
 [cluster]
@@ -52,7 +50,7 @@ per_minute = 10.0
 liveness = false
 """,
     "errands": """
-summary = "the same for longer: whoever begins anew what is done must be quicker than all that end it, which is rare"
+summary = "the same for longer: a repeated requeue must be faster than every transition that ends it, which is rare"
 duration = "8m"
 heal = "0s"
 [cluster]
@@ -67,7 +65,7 @@ per_minute = 10.0
 liveness = false
 """,
     "one-node": """
-summary = "work that must be apart, one node, and somebody who does not look"
+summary = "work with anti-affinity, one node, and a scheduler that guesses"
 duration = "2m"
 heal = "0s"
 [cluster]
@@ -79,7 +77,7 @@ per_minute = 20.0
 kinds = ["spread"]
 """,
     "six-nodes": """
-summary = "work that must be spread, over more nodes than zones, and somebody who does not look"
+summary = "work with topology spread, more nodes than zones, and a scheduler that guesses"
 duration = "2m"
 heal = "0s"
 [cluster]
@@ -88,9 +86,9 @@ guessers = 1
 per_minute = 30.0
 kinds = ["spread"]
 """,
-    # Everybody asks for the same few things.
+    # Contention for the same few resources.
     "contest": """
-summary = "work that asks for devices, gangs and the place of others, and somebody who guesses where"
+summary = "work with devices, gangs and preemption, and a scheduler that guesses nodes"
 duration = "3m"
 heal = "0s"
 [cluster]
@@ -104,7 +102,7 @@ kinds = ["device", "urgent", "gang", "spread", "job"]
 size = 3
 """,
     "guesses": """
-summary = "nobody but one who guesses, and takes whatever is offered"
+summary = "only a scheduler that guesses, and uses every grant it is offered"
 duration = "3m"
 heal = "0s"
 [cluster]
@@ -137,7 +135,7 @@ deletes = 0
 operations = 0
 """,
     "takeovers": """
-summary = "authorities that die, stand still and wake, over fast links that repeat and lose"
+summary = "authorities that crash, freeze and resume, over fast links with repeats and losses"
 duration = "3m"
 heal = "0s"
 [cluster]
@@ -165,7 +163,7 @@ size = 0.2
 """
     + _BUSY,
     "lost-answers": """
-summary = "a store that applies and does not say so, at once or late"
+summary = "a store that applies commits without an answer, at once or late"
 duration = "3m"
 heal = "0s"
 [[faults]]
@@ -191,7 +189,7 @@ size = 0.2
 """
     + _BUSY,
     "cut-nodes": """
-summary = "nodes that are cut off for longer than the fence, also while nobody leads"
+summary = "nodes partitioned for longer than the fence, also while no authority leads"
 duration = "4m"
 heal = "0s"
 [cluster]
@@ -222,7 +220,7 @@ lasts = "40s"
 """
     + _BUSY,
     "late-renewals": """
-summary = "renewals whose answers take almost as long as they may, on nodes that are then cut off"
+summary = "renewals answered almost too late, on nodes that are then partitioned"
 duration = "4m"
 heal = "0s"
 [cluster]
@@ -246,7 +244,7 @@ every = "10s"
 lasts = "24s"
 """,
     "restores": """
-summary = "old backups in the store's place, while work is being placed"
+summary = "restores of old backups while work is being placed"
 duration = "150s"
 heal = "0s"
 [cluster]
@@ -273,7 +271,7 @@ lasts = "40s"
 """
     + _BUSY,
     "stale-observers": """
-summary = "observers that die and come back to a member that lags"
+summary = "observers that crash and return to a lagging store member"
 duration = "3m"
 heal = "0s"
 [[faults]]
@@ -300,7 +298,7 @@ lasts = "3s"
 """
     + _BUSY,
     "unheard": """
-summary = "what a scheduler asks does not arrive, or its answers do not, until the end; then all is well"
+summary = "claims or answers of a scheduler are lost until the end; then no more faults"
 duration = "100s"
 heal = "100s"
 [cluster]
@@ -321,7 +319,7 @@ at = "86s"
 lasts = "13s"
 """,
     "unwell": """
-summary = "services that fall ill after a while, and agents that are killed once"
+summary = "services that become unhealthy after a while, and agents that are killed once"
 duration = "4m"
 heal = "0s"
 [cluster]
@@ -344,7 +342,7 @@ at = "150s"
 lasts = "3s"
 """,
     "deleted-unseen": """
-summary = "work is deleted while nobody takes it away, and schedulers see that late"
+summary = "workloads deleted while their controller is away, which schedulers see late"
 duration = "3m"
 heal = "0s"
 [[faults]]
@@ -369,7 +367,7 @@ lasts = "12s"
     + _BUSY
     + "deletes = 55\n",
     "recovery": """
-summary = "nodes are cut off, events are lost, authorities die; then all is well, and work must move on"
+summary = "partitioned nodes, lost events, crashing authorities; then no faults, and work must progress"
 duration = "2m"
 heal = "4m"
 [cluster]
@@ -394,7 +392,7 @@ every = "40s"
 lasts = "5s"
 """,
     "full-house": """
-summary = "more work than there is room for, and urgent work that takes the place of other; then nothing new"
+summary = "more work than capacity, and urgent work that preempts; then nothing new"
 duration = "90s"
 heal = "3m"
 [cluster]
@@ -408,7 +406,7 @@ size = 3
 operations = 0
 """,
     "poor": """
-summary = "tenants who want much more than their quota; then nobody wants anything new"
+summary = "tenants that request far more than their quota; then nothing new"
 duration = "30s"
 heal = "95s"
 [cluster]
@@ -421,7 +419,7 @@ deletes = 0
 operations = 0
 """,
     "much-is-asked": """
-summary = "room enough, and much that is asked for: most of what waits waits for the scheduler alone"
+summary = "ample capacity and much work: most of it waits only for the scheduler"
 duration = "5m"
 heal = "0s"
 [cluster]
@@ -435,7 +433,7 @@ kinds = ["job", "job", "service"]
 operations = 0
 """,
     "left-behind": """
-summary = "nodes that are cut off until what they run was given up, and come back"
+summary = "nodes partitioned until their replicas are lost, which then return"
 duration = "100s"
 heal = "150s"
 [cluster]
@@ -452,7 +450,7 @@ every = "15s"
 lasts = "60s"
 """,
     "the-leader-dies": """
-summary = "the active authority dies once, and is back soon"
+summary = "the active authority crashes once and is back soon"
 duration = "40s"
 heal = "1m"
 [cluster]
@@ -466,7 +464,7 @@ at = "35s"
 lasts = "3s"
 """,
     "services": """
-summary = "a few services, and nothing goes wrong"
+summary = "a few services without faults"
 duration = "30s"
 heal = "95s"
 [cluster]
@@ -480,7 +478,7 @@ size = 1
 operations = 0
 """,
     "drains": """
-summary = "services that may spare one at a time, on nodes that are drained and opened again, while they are rolled out"
+summary = "services that allow one disruption, on nodes that are drained and uncordoned, during rollouts"
 duration = "3m"
 heal = "0s"
 [cluster]
@@ -524,7 +522,7 @@ lasts = "60s"
 """
     + _BUSY,
     "short-windows": """
-summary = "outcomes are forgotten after a few seconds, and messages come again after that"
+summary = "outcomes expire after a few seconds, and messages are repeated later"
 duration = "3m"
 heal = "0s"
 [[faults]]
@@ -540,7 +538,7 @@ size = 8.0
 """
     + _BUSY,
     "small-batches": """
-summary = "batches of three on a store that takes its time: the next is decided while one is being written"
+summary = "batches of three on a slow store: the next is decided while one is being written"
 duration = "2m"
 heal = "0s"
 [cluster]
@@ -563,7 +561,7 @@ size = 0.4
 """
     + _BUSY,
     "two-scopes": """
-summary = "a region that lives on quota and policies from above, cut off from there now and then"
+summary = "a region with quota and policies from a parent scope, partitioned from it now and then"
 duration = "6m"
 heal = "0s"
 [cluster]
@@ -577,7 +575,7 @@ lasts = "60s"
 """
     + _BUSY,
     "lapsed-policies": """
-summary = "a region that is cut off from the scope above for longer than a policy's lease"
+summary = "a region partitioned from its parent scope for longer than a policy lease"
 duration = "6m"
 heal = "0s"
 [cluster]
@@ -591,7 +589,7 @@ lasts = "240s"
 """
     + _BUSY,
     "lapsed-grants": """
-summary = "a region that is cut off from the scope above for longer than its grants last"
+summary = "a region partitioned from its parent scope for longer than its grants"
 duration = "5m"
 heal = "0s"
 [cluster]
@@ -606,7 +604,7 @@ lasts = "180s"
 """
     + _BUSY,
     "two-scopes-restored": """
-summary = "a region and the scope above it, each put back to a backup now and then"
+summary = "a region and its parent scope, each restored from a backup now and then"
 duration = "4m"
 heal = "0s"
 [cluster]
@@ -625,7 +623,7 @@ per_minute = 15.0
 standing_max = 8
 """,
     "admitted": """
-summary = "tenants at their limits, and policies that allow less than is asked for"
+summary = "tenants at their limits, and policies that permit less than is requested"
 duration = "90s"
 heal = "60s"
 [cluster]
@@ -644,16 +642,16 @@ deletes = 10
 
 
 def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
-    """The scenario; with what is set otherwise in its world, with a bug and without one."""
+    """The scenario, with its patches of the product, the same with and without a bug."""
     if name == "short-windows":
-        # What is remembered for ten minutes is forgotten after a few seconds, so that ids expire within a run.
+        # A retention of ten minutes becomes a few seconds, so that ids expire within a run.
         patch.setattr(authority, "WINDOW_MS", 1_000)
         patch.setattr(outcomes, "WINDOWS_RETAINED", 4)
     if name == "late-renewals":
-        # Nothing ends when it is asked to: what is past its deadline runs until it is killed.
+        # Programs ignore SIGTERM: past its deadline a process runs until it is killed.
         patch.setattr(users, "SimProgram", lambda runs_ms, code, stop_ms: SimProgram(runs_ms, code, None))
     if name == "admitted":
-        # Tenants may have little, and policies allow nobody to be urgent for as long as they take places away.
+        # Tenants have low limits, and policies forbid urgent work while it would preempt.
         tenant = users.Users._tenant
 
         def limited(self: users.Users, name: str, percent: int) -> Tenant:
@@ -662,6 +660,6 @@ def world(name: str, patch: pytest.MonkeyPatch) -> Scenario:
 
         patch.setattr(users.Users, "_tenant", limited)
     if name == "lapsed-grants":
-        # Policies would lapse first, and then nothing is placed at all.
+        # Policy leases would expire first, and then nothing is placed at all.
         patch.setattr(policy_publishers, "TTL_BEATS", 3_600)
     return parse(name, TEXTS[name]) if name in TEXTS else load(name)

@@ -1,4 +1,4 @@
-"""Which wrong turns could a scheduler take, or could be taken with what it asks? Each in the scenario that is there for it."""
+"""Planted bugs of schedulers and of the handling of their claims, each with a scenario of its own."""
 
 from __future__ import annotations
 
@@ -33,33 +33,33 @@ from remit.proposal.queue.backlog import Backlog
 from remit.proposal.scheduler import InFlightProposals
 from remit.proposal.unreported import UnreportedReplicas
 from remit.store import chain
-from tests.planted.authority_bugs import FENCED, TOLD, a_lost_commit_is_settled_by_a_read
-from tests.planted.ledger_bugs import ROOM, room_is_believed
+from tests.planted.authority_bugs import ACKNOWLEDGED, FENCED, a_lost_commit_is_settled_by_a_read
+from tests.planted.ledger_bugs import ROOM, capacity_is_not_checked
 from tests.planted.planted_bug import bug
 
 LEFT = ("eligible_work_is_bound", "one_gang_runs", "pending_work_is_tried", "waiting_has_a_reason")
-"""What tells that somebody waits of whom nobody thinks any more."""
+"""Checks that report replicas waiting without any attempt."""
 PHANTOMS = (*LEFT, "views_show_what_stands")
 UNSEEN = "claims_fit_what_was_seen"
-"""What tells that a scheduler does not know what it says it has seen."""
+"""Checks that report a scheduler claiming on state it has not seen."""
 
 
 @bug(3, scenario="stale-views", seed=2, expects=(*PHANTOMS, "processes_do_not_end_by_themselves"))
 def an_assumption_is_never_dropped(patch: pytest.MonkeyPatch) -> None:
-    """What a scheduler has once claimed it takes for bound, whatever the answer was."""
+    """A scheduler assumes its claims bound, whatever the verdict."""
     patch.setattr(SchedulerView, "forget", lambda self, slot: False)
     patch.setattr(SchedulerView, "expire_assumed", lambda self, now_ms: [])
 
 
 @bug(2, scenario="two-schedulers", seed=2, expects=ROOM)
-def the_same_room_is_given_twice(patch: pytest.MonkeyPatch) -> None:
-    """Of two who claim the same room both get it."""
-    room_is_believed(patch)
+def the_same_capacity_is_given_twice(patch: pytest.MonkeyPatch) -> None:
+    """Two claims on the same capacity are both accepted."""
+    capacity_is_not_checked(patch)
 
 
 @bug(1, 3, scenario="unheard", seed=8, expects=PHANTOMS)
-def silence_is_taken_for_a_yes(patch: pytest.MonkeyPatch) -> None:
-    """What was asked and not answered is thought to have happened, for ever."""
+def silence_is_taken_for_acceptance(patch: pytest.MonkeyPatch) -> None:
+    """An unanswered claim is assumed accepted for ever."""
 
     async def believed(self: InFlightProposals, proposal: Proposal) -> list[Verdict] | None:
         try:
@@ -73,15 +73,15 @@ def silence_is_taken_for_a_yes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SchedulerView, "expire_assumed", lambda self, now_ms: [])
 
 
-@bug(1, 8, 19, scenario="leader-after-timeout", expects=TOLD)
-def whoever_leads_next_settles_by_a_read(patch: pytest.MonkeyPatch) -> None:
-    """Whether a lost write has happened is read, and not decided."""
+@bug(1, 8, 19, scenario="leader-after-timeout", expects=ACKNOWLEDGED)
+def the_next_leader_settles_by_a_read(patch: pytest.MonkeyPatch) -> None:
+    """Whether a lost write was applied is determined by a read, not by a commit."""
     a_lost_commit_is_settled_by_a_read(patch)
 
 
 @bug(15, 18, scenario="deposed-scheduler", expects=FENCED)
-def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
-    """A scheduler goes on past its term, and nobody asks for its epoch."""
+def a_deposed_scheduler_goes_on(patch: pytest.MonkeyPatch) -> None:
+    """A scheduler goes on after its lease term, and its epoch is not checked."""
     patch.setattr(LeaseHold, "is_valid", lambda self, now_ms: True)
     patch.setattr(LeaseHold, "valid_until_ms", property(lambda self: self._valid_until_ms + 3_600_000))
     patch.setattr(decide, "check_fence", lambda draft, actor: None)
@@ -93,8 +93,8 @@ def the_deposed_go_on(patch: pytest.MonkeyPatch) -> None:
     scenario="watch-gaps",
     expects=(*PHANTOMS, UNSEEN, "deletion_completes", "unknown_resolves", "desire_is_met", "returned_nodes_are_ready"),
 )
-def a_scheduler_does_not_miss_what_it_missed(patch: pytest.MonkeyPatch) -> None:
-    """Whoever follows the store does not check whether an event is lacking."""
+def a_scheduler_ignores_watch_gaps(patch: pytest.MonkeyPatch) -> None:
+    """A watcher does not check whether an event is missing."""
     make = Reflector.__init__
 
     def patient(self: Reflector, *args: Any, **more: Any) -> None:
@@ -106,7 +106,7 @@ def a_scheduler_does_not_miss_what_it_missed(patch: pytest.MonkeyPatch) -> None:
 
 @bug(23, scenario="flood", expects=("work_is_bound_soon", *LEFT))
 def the_head_of_the_queue_blocks(patch: pytest.MonkeyPatch) -> None:
-    """As long as something waits nobody of a lower priority has a turn."""
+    """While any replica waits, none of lower priority is tried."""
     take = Backlog.take
 
     def strictly(self: Backlog, limit: int, now_ms: int, shares: Any) -> Any:
@@ -122,27 +122,27 @@ def the_head_of_the_queue_blocks(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(23, scenario="flood", expects=("waiting_has_a_reason", "pending_work_is_tried"))
-def only_those_who_were_tried_are_told(patch: pytest.MonkeyPatch) -> None:
-    """Why a line waits is written down of as many as a batch takes."""
+def only_tried_replicas_get_a_reason(patch: pytest.MonkeyPatch) -> None:
+    """The waiting reason is recorded only for as many replicas as a batch tries."""
     patch.setattr(UnreportedReplicas, "take_due", lambda self, now_ms, line_of: {})
 
 
 @bug(24, 38, scenario="preemption-churn", seed=2, expects=("preemption_leaves_enough",))
-def what_is_to_stay_is_pushed_aside(patch: pytest.MonkeyPatch) -> None:
-    """How many replicas a workload may not lose is not asked of who makes room."""
+def protected_replicas_are_preempted(patch: pytest.MonkeyPatch) -> None:
+    """Preemption ignores the disruption limit of its victims."""
     patch.setattr(VictimSelector, "disruption_allowance", lambda self, view: DisruptionAllowance.unlimited(10_000))
 
 
 @bug(25, scenario="two-gangs", expects=("gangs_are_bound_together",))
-def herds_come_one_by_one(patch: pytest.MonkeyPatch) -> None:
-    """The members of a gang are claimed one by one, by schedulers that die in between."""
+def gangs_are_claimed_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    """The members of a gang are claimed one by one, by schedulers that crash in between."""
     patch.setattr(attempts, "gang_minimum", lambda view, key: 0)
     patch.setattr(Draft, "bound_count", lambda self, generation: 1_000)
 
 
 @bug(17, scenario="overrides", expects=("ended_overrides_are_not_cited",))
 def overrides_never_end(patch: pytest.MonkeyPatch) -> None:
-    """A scheduler heeds whatever override there is, past its time."""
+    """A scheduler applies overrides past their deadline."""
 
     def always(overrides: Any, now: Any) -> Any:
         named: list[Override] = sorted(overrides, key=lambda one: one.metadata.name)
@@ -153,7 +153,7 @@ def overrides_never_end(patch: pytest.MonkeyPatch) -> None:
 
 @bug(17, 22, scenario="overrides", seed=5, expects=LEFT)
 def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
-    """Who was paused stays so: nothing is asked anew when a term is over, nor after a while."""
+    """A paused replica stays paused: it is tried neither at the end of the override nor after a while."""
     renew = builtin_plugins.OverrideFilter.update
 
     def once(self: builtin_plugins.OverrideFilter, overrides: Any, now: Any) -> bool:
@@ -172,12 +172,12 @@ def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
 
 
 def _warm(kernel: Kernel, one: WorkClass) -> Any:
-    """By row: is it said to be warm for such work?"""
+    """By row: whether the node is warm for this class."""
     score = next(score for score in kernel.scores if score.name == "locality")
     return score.score(one.requirements, kernel.columns) > 0
 
 
-def _where_it_is_warm_is_open(patch: pytest.MonkeyPatch) -> None:
+def _warm_nodes_pass_every_filter(patch: pytest.MonkeyPatch) -> None:
     restand = Kernel._update_static
 
     def wider(self: Kernel, one: WorkClass, rows: int) -> None:
@@ -189,14 +189,14 @@ def _where_it_is_warm_is_open(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(45, scenario="stale-hint", expects=(UNSEEN,))
-def a_hint_opens_every_door(patch: pytest.MonkeyPatch) -> None:
-    """Where work is said to be warm a scheduler asks neither for taints nor policies nor whether the node takes any."""
-    _where_it_is_warm_is_open(patch)
+def a_hint_bypasses_filters(patch: pytest.MonkeyPatch) -> None:
+    """On warm nodes a scheduler checks neither taints nor policies nor cordons."""
+    _warm_nodes_pass_every_filter(patch)
 
 
 @bug(45, scenario="stale-hint", expects=(UNSEEN,))
-def a_hint_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
-    """Where work is said to be warm a scheduler does not ask whether there is room."""
+def a_hint_is_taken_for_capacity(patch: pytest.MonkeyPatch) -> None:
+    """On warm nodes a scheduler does not check capacity."""
     numbers = Kernel._score_rows
 
     def roomier(self: Kernel, one: WorkClass, rows: Any, *spent: Any) -> Any:
@@ -210,25 +210,25 @@ def a_hint_is_taken_for_room(patch: pytest.MonkeyPatch) -> None:
 
 @bug(45, scenario="stale-hint", expects=("hard_constraints_hold_at_the_bind",))
 def a_hint_authorises(patch: pytest.MonkeyPatch) -> None:
-    """Schedulers ask for what is said to be warm, and the authority believes it too."""
-    _where_it_is_warm_is_open(patch)
+    """Schedulers claim warm nodes, and the authority does not check them either."""
+    _warm_nodes_pass_every_filter(patch)
     place = placement.place
-    said: list[bool] = [False]
+    is_warm: list[bool] = [False]
 
     def believing(draft: Draft, operation: Any, claim: Any, replica: Replica, ask: Any) -> Any:
         summary = draft.lookup(key_of("Summary", f"warm/{claim.node}"))
         counts = {} if summary is None else summary[0].spec.counts
-        said[0] = f"{replica.metadata.tenant}/{replica.spec.workload}" in counts
+        is_warm[0] = f"{replica.metadata.tenant}/{replica.spec.workload}" in counts
         return place(draft, operation, claim, replica, ask)
 
     patch.setattr(placement, "place", believing)
-    patch.setattr(placement, "misfit", lambda *args: None if said[0] else misfit(*args))
+    patch.setattr(placement, "misfit", lambda *args: None if is_warm[0] else misfit(*args))
     patch.setattr(placement, "_bind_fast", lambda *args: False)
 
 
 @bug(22, 45, scenario="stale-hint", expects=("work_is_bound_soon", *LEFT))
-def work_waits_for_where_it_is_warm(patch: pytest.MonkeyPatch) -> None:
-    """Whatever is said to be warm somewhere goes there, or nowhere."""
+def replicas_wait_for_warm_nodes(patch: pytest.MonkeyPatch) -> None:
+    """A class that is warm anywhere goes to those nodes only."""
     numbers = Kernel._score_rows
 
     def choosy(self: Kernel, one: WorkClass, rows: Any, *spent: Any) -> Any:

@@ -1,6 +1,6 @@
-"""In what world do the authority's tests run? A clock that only moves when told, a store that fails when told, a checked scope.
+"""Fixture of the authority tests: a manual clock, a store with injected faults, and a scope checked by the judge.
 
-Nothing is decided here about what is right: see simulate/checkers. No test is in here.
+What is correct is defined in simulate/checkers only.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ T = TypeVar("T")
 HOUR = Duration(3_600_000)
 
 OF_CONTROLLERS = ("disruption_leaves_enough", "the_last_endpoint_is_not_withdrawn", "nodes_are_given_up_one_after_another")
-"""What controllers promise and no authority does: here anybody may ask for anything that the law allows."""
+"""Invariants of controllers, not of the authority: these tests make any claim that the law permits."""
 
 
 class FakeClock:
-    """Moves only when told. A sleep moves it, so nobody waits for ever."""
+    """Advances only when a test sets it. A sleep advances it, so no task waits for ever."""
 
     def __init__(self, now_ms: int = 1_000_000, boot: str = "boot-1") -> None:
         self.at_ms, self.on = now_ms, boot
@@ -88,7 +88,7 @@ class FakeClock:
 
 
 class CountedIds:
-    """Names in order, the same in every run."""
+    """Consecutive names, the same in every run."""
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix, self.count = prefix, 0
@@ -103,11 +103,11 @@ class CountedIds:
 
 
 class Violated(AssertionError):
-    """A promise was broken, by the judge's word."""
+    """The judge reports a violated invariant."""
 
 
-class Judged:
-    """One scope under a judge, who is heard at once; scopes that have dealings with each other share one."""
+class JudgedScope:
+    """One scope under a judge, whose verdict is raised at once; scopes that exchange grants share one judge."""
 
     def __init__(self, scope: str, clock: FakeClock, judge: Judge | None) -> None:
         self.scope, self.clock = scope, clock
@@ -124,7 +124,7 @@ class Judged:
         self.raise_first()
 
     def raise_first(self) -> None:
-        broken = [one for one in self.judge.violations if one.check not in OF_CONTROLLERS]
+        broken = [violation for violation in self.judge.violations if violation.check not in OF_CONTROLLERS]
         if broken:
             found = broken[0]
             stories = [self.judge.story(scope, found.key) for scope in self.judge.histories]
@@ -132,7 +132,7 @@ class Judged:
 
 
 class Crash(Exception):
-    """The process dies at this store call."""
+    """The process crashes at this store call."""
 
 
 class FaultyStore:
@@ -144,12 +144,12 @@ class FaultyStore:
     after, until the gate opens).
     """
 
-    def __init__(self, inner: MemoryStore, judged: Judged | None) -> None:
+    def __init__(self, inner: MemoryStore, judged: JudgedScope | None) -> None:
         self.inner, self.judged = inner, judged
         self.sent_ms = self.returned_ms = 0
-        """When the last commit was sent, and came back: what is sent at once after that may have been decided meanwhile."""
+        """Interval in which the last commit was in flight: later ones may have been decided during it."""
         self.stands: dict[int, tuple[str, int, int]] = {}
-        """By the commit: on which boot, decided when at the earliest, sent when."""
+        """By commit: boot, earliest decision time, send time."""
         self.plan: deque[str] = deque()
         self.reads: deque[str] = deque()
         self.afloat: list[Commit] = []
@@ -160,7 +160,7 @@ class FaultyStore:
         self.calls = 0
         self.violation: Violated | None = None
         self.strikes: dict[int, str] = {}
-        """By the number of a call, of any kind: the word that it meets."""
+        """By call number, of any kind: the fault to inject."""
         self.kinds: list[str] = []
 
     def _word(self, plan: deque[str]) -> str:
@@ -241,15 +241,15 @@ class FaultyStore:
                 raise ValueError(word)
 
     async def _a_while(self) -> None:
-        """As a disk's answer does: the next batch may be decided meanwhile."""
+        """Yield to the loop as a disk write does: the next batch may be decided meanwhile."""
         for _ in range(5):
             await asyncio.sleep(0)
 
     async def land(self) -> None:
-        """What was lost long ago arrives now."""
+        """Apply the commits that were lost long ago."""
         waiting, self.afloat = self.afloat, []
-        for one in waiting:
-            await self.apply(one)
+        for commit in waiting:
+            await self.apply(commit)
 
     async def apply(self, commit: Commit) -> Committed | Conflict:
         answer = await self.inner.commit(commit)
@@ -257,7 +257,7 @@ class FaultyStore:
             try:
                 self.judged.applied(commit, answer.revision, *self.stands.pop(id(commit)))
             except Violated as violation:
-                # Kept: whoever commits would take it for a failure of the store, or of its own.
+                # Kept: the committer would take it for a failure of the store, or of its own.
                 self.violation = self.violation or violation
                 raise
         return answer
@@ -276,8 +276,8 @@ class FaultyStore:
         await self.inner.close()
 
 
-class Running:
-    """One authority and the task in which it works."""
+class RunningAuthority:
+    """One authority and the task that runs it."""
 
     def __init__(self, authority: Authority) -> None:
         self.authority = authority
@@ -295,7 +295,7 @@ class Running:
         return not self.task.done()
 
     async def ask(self, operations: Sequence[Operation]) -> list[Verdict] | EndpointError:
-        """The verdicts, or why there are none. What a dead process was asked was never heard."""
+        """The verdicts, or the error. A dead process never received the request."""
         if self.task.done():
             return NotLeader()
         asking = asyncio.get_running_loop().create_task(self._ask(operations))
@@ -307,7 +307,7 @@ class Running:
         return answer
 
     def check(self) -> None:
-        """A violation, or a bug that ended the authority, must not pass for silence."""
+        """Raise a violation, or a bug that ended the authority: neither may pass for an unknown outcome."""
         store = self.authority.store
         if isinstance(store, FaultyStore) and store.violation is not None:
             raise store.violation
@@ -328,10 +328,10 @@ class Running:
 
 
 class Scope:
-    """One scope's store with its judge, the authority that leads it, and those that do not know that they no longer do."""
+    """One scope's store with its judge, the leading authority, and deposed ones that do not know it yet."""
 
     batch_max: ClassVar[int] = BATCH_LIMITS.operations
-    """Less, so that batches follow upon each other."""
+    """Smaller than in production, so that batches overlap."""
 
     def __init__(
         self, name: str = "r1", clock: FakeClock | None = None, *, checked: bool = True, judge: Judge | None = None
@@ -339,22 +339,22 @@ class Scope:
         self.name = name
         self.clock = FakeClock() if clock is None else clock
         self.ids = CountedIds(name)
-        self.judged = Judged(name, self.clock, judge)
+        self.judged = JudgedScope(name, self.clock, judge)
         self.checker = self.judged.history
         self.checked = checked
         self.store = FaultyStore(MemoryStore(), self.judged if checked else None)
-        self.leader: Running | None = None
-        self.deposed: list[Running] = []
+        self.leader: RunningAuthority | None = None
+        self.deposed: list[RunningAuthority] = []
         self.actors: dict[str, Actor] = {}
-        self.asked: dict[str, Operation] = {}
+        self.operations: dict[str, Operation] = {}
         self.answers: dict[str, Verdict] = {}
         self.takeovers = 0
         self.reborn = False
 
-    # -- leading -----------------------------------------------------------------------------------------------------
+    # -- leadership --------------------------------------------------------------------------------------------------
 
-    async def take_over(self) -> Running:
-        """A new authority; the old one is left running, and is not told."""
+    async def take_over(self) -> RunningAuthority:
+        """Start a new authority; the old one keeps running without notice."""
         self.takeovers += 1
         authority = await Authority.take_over(
             self.store,
@@ -366,14 +366,14 @@ class Scope:
         )
         if self.leader is not None:
             self.deposed.append(self.leader)
-        self.leader = Running(authority)
+        self.leader = RunningAuthority(authority)
         if self.reborn:
             self.reborn = False
             await self.revive()
         return self.leader
 
     async def revive(self) -> None:
-        """After a restore: leases are taken anew, and every node reports and is ready again. No fault strikes meanwhile."""
+        """After a restore: reacquire leases, and make every node report and become ready. No faults are injected."""
         strikes, self.store.strikes = self.store.strikes, {}
         for lease, actor in list(self.actors.items()):
             await self.send([await self.operation(Actor(actor.name, actor.role), Acquire(lease, HOUR))])
@@ -385,7 +385,7 @@ class Scope:
         self.store.strikes = strikes
 
     @property
-    def lead(self) -> Running:
+    def lead(self) -> RunningAuthority:
         if self.leader is None:
             raise LookupError("nobody leads")
         return self.leader
@@ -398,16 +398,16 @@ class Scope:
         for running in [*self.deposed, *([self.leader] if self.leader else [])]:
             await running.stop()
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------------------------
 
     async def operation(self, actor: Actor, claim: AnyClaim, evidence: Evidence = Evidence()) -> Operation:
         incarnation, window = await self._window()
         made = Operation(operation_id(incarnation, window, self.ids.nonce()), actor, claim, evidence)
-        self.asked[made.id] = made
+        self.operations[made.id] = made
         return made
 
     async def _window(self) -> tuple[str, int]:
-        """As the authority tells it; if it cannot, as it last knew it, which is good enough for an id."""
+        """Incarnation and window from the status; if unavailable, the last known ones, which are good enough for an id."""
         authority = self.lead.authority
         try:
             status = await authority.status()
@@ -415,7 +415,7 @@ class Scope:
             return authority.head.incarnation, authority.outcomes.window
         return status.incarnation, status.window
 
-    async def send(self, operations: Sequence[Operation], to: Running | None = None) -> list[Verdict] | EndpointError:
+    async def send(self, operations: Sequence[Operation], to: RunningAuthority | None = None) -> list[Verdict] | EndpointError:
         verdicts = await (to or self.lead).ask(operations)
         if not isinstance(verdicts, EndpointError):
             for operation, verdict in zip(operations, verdicts, strict=True):
@@ -435,7 +435,7 @@ class Scope:
                 self.actors[operation.claim.lease] = held
 
     async def ask(self, actor: Actor, *claims: AnyClaim, evidence: Evidence = Evidence()) -> list[Verdict]:
-        """In one go, and answered: the plain way, for tests in which nothing fails."""
+        """Send in one request and return the verdicts, for tests without faults."""
         operations = [await self.operation(actor, claim, evidence) for claim in claims]
         verdicts = await self.send(operations)
         if isinstance(verdicts, EndpointError):
@@ -443,14 +443,14 @@ class Scope:
         return verdicts
 
     async def must(self, actor: Actor, *claims: AnyClaim) -> list[int]:
-        """Accepted, each of them; answers their numbers."""
+        """Expect acceptance of all claims; return their numbers."""
         verdicts = await self.ask(actor, *claims)
         for claim, verdict in zip(claims, verdicts, strict=True):
             assert isinstance(verdict, Accepted), f"{claim} was {verdict}"
         return [verdict.number for verdict in verdicts if isinstance(verdict, Accepted)]
 
     async def refused(self, actor: Actor, claim: AnyClaim, evidence: Evidence = Evidence()) -> Code:
-        """Refused; answers why. Nothing but the head and the batch's record has changed."""
+        """Expect a refusal; return its code. Only the head and the batch record may change."""
         before = await self.dump()
         verdict = (await self.ask(actor, claim, evidence=evidence))[0]
         assert isinstance(verdict, Refused), f"{claim} was accepted: {verdict}"
@@ -475,12 +475,12 @@ class Scope:
         return str(self.row(key).get("status", {}).get("phase", "pending"))
 
     async def dump(self, *, without: Iterable[str] = ("head", "batch/", "incarnation")) -> dict[str, bytes]:
-        """Every row but the chain and the audit."""
+        """All rows except the chain and the audit."""
         page = await self.store.inner.range("", limit=10_000)
         return {row.key: row.value for row in page.rows if not row.key.startswith(tuple(without))}
 
     async def restore(self, backup: MemoryBackup) -> None:
-        """Put a backup in the store's place; the old store's authorities go on with the old one, and nobody asks them."""
+        """Replace the store by a backup; authorities of the old store keep running on it, without callers."""
         old = self.store
         for running in [*self.deposed, *([self.leader] if self.leader else [])]:
             await running.stop()
@@ -495,7 +495,7 @@ class Scope:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """One test's event loop; a test that hangs fails with the place where it hung."""
+    """Run a test in its own event loop; a test that hangs fails with the place where it hung."""
 
     async def bounded() -> T:
         return await asyncio.wait_for(work, 60)
@@ -506,21 +506,21 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 def story(test: Callable[[Scope], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     """Run an async test on a furnished scope."""
 
-    def told() -> None:
-        async def tell() -> None:
+    def wrapper() -> None:
+        async def run_test() -> None:
             scope = await furnished()
             try:
                 await test(scope)
             finally:
                 await scope.close()
 
-        run(tell())
+        run(run_test())
 
-    told.__name__, told.__doc__, told.__module__ = test.__name__, test.__doc__, test.__module__
-    return told
+    wrapper.__name__, wrapper.__doc__, wrapper.__module__ = test.__name__, test.__doc__, test.__module__
+    return wrapper
 
 
-# ------------------------------------------------------------------------------------------------------------ the furniture
+# ------------------------------------------------------------------------------------------------------------ objects
 
 OPERATOR = Actor("op", Role.OPERATOR)
 USER = Actor("user", Role.USER)
@@ -528,7 +528,7 @@ LEASES = ("scheduler", "node-lifecycle", "repair", "rollout", "workloads", "endp
 
 
 def amounts(**counted: str | int) -> Amount:
-    """`cpu` and the like as a manifest has them; `gpu` counts devices."""
+    """Amounts in manifest notation; `gpu` counts devices."""
     written: dict[str, object] = {name: str(n) for name, n in counted.items() if name != "gpu"}
     return Amount.parse({**written, "devices": {"gpu": str(counted["gpu"])}} if "gpu" in counted else written)
 

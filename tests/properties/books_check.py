@@ -1,4 +1,4 @@
-"""Is what an authority has found out still what it would find now? Its books against their own rows, from scratch."""
+"""Compares what an authority's books have derived with the same derived anew from their rows."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TOPOLOGY_KEYS = ("node", "zone", "region", "pool", "disk")
 
 
 def compared(ask: Requirements) -> dict[str, Any]:
-    """All of an ask but its tables, which are compared by what they answer about nodes."""
+    """All fields of the requirements except lookup tables, which are compared by their answers."""
     return {name: value for name, value in ask._asdict().items() if name not in NOT_COMPARED}
 
 
-def made_anew(books: Books) -> dict[GenerationKey, Requirements]:
+def recompiled(books: Books) -> dict[GenerationKey, Requirements]:
     policy = books.current_policy()
     policies = () if policy is None else tuple(policy.spec.policies.values())
     in_force = (0, None) if policy is None else (policy.spec.number, policy.spec.deadline)
@@ -38,27 +38,27 @@ def made_anew(books: Books) -> dict[GenerationKey, Requirements]:
 
 
 def stale(books: Books) -> Iterator[str]:
-    """Every answer that the books keep and that is not what their rows say. They are made to keep some, for the next time."""
-    fresh = made_anew(books)
+    """Every cached answer of the books that differs from their rows. The books are made to cache some for the next call."""
+    fresh = recompiled(books)
     for tenant, workload, _ in fresh:
         prefix = f"generation/{tenant}/{workload}/"
         if books.keys(prefix) != sorted(name for name in books.objects if name.startswith(prefix)):
             yield f"{prefix}: {books.keys(prefix)}"
     if sum(map(len, books.by_workload.values())) != len(fresh):
-        yield f"{books.by_workload} are not {len(fresh)} generations"
+        yield f"{books.by_workload} has not {len(fresh)} generations"
     for generation, ask in fresh.items():
         kept = books.requirements_of(generation)
         if kept is None or compared(kept) != compared(ask):
-            yield f"{generation} asks {kept}, and not {ask}"
+            yield f"{generation} requires {kept}, not {ask}"
             continue
         for name, ledger in books.nodes.items():
             if cached_static_misfit(kept, ledger) != static_misfit(ask, ledger):
-                yield f"{generation} on {name}: {cached_static_misfit(kept, ledger)}, and not {static_misfit(ask, ledger)}"
+                yield f"{generation} on {name}: {cached_static_misfit(kept, ledger)}, not {static_misfit(ask, ledger)}"
         for key in TOPOLOGY_KEYS:
             nodes = [one.node for one in books.nodes.values() if static_misfit(ask, one) is None]
             domains = tuple(sorted({domain_of(node, key) for node in nodes} - {""}))
             if books.eligible(kept, key) != domains:
-                yield f"{generation} by {key}: {books.eligible(kept, key)}, and not {domains}"
+                yield f"{generation} by {key}: {books.eligible(kept, key)}, not {domains}"
     yield from _stale_counts(books, fresh)
 
 
@@ -68,13 +68,13 @@ def _stale_counts(books: Books, fresh: dict[GenerationKey, Requirements]) -> Ite
         for index in dict.fromkeys(owned_anti_affinity(fresh[generation])):
             carriers[index] = carriers.get(index, 0) + 1
     if books.anti_affinity_terms.values != carriers:
-        yield f"carried are {books.anti_affinity_terms.values}, and not {carriers}"
+        yield f"anti-affinity terms are {books.anti_affinity_terms.values}, not {carriers}"
     for generation, ask in fresh.items():
-        shunners = {
+        excluders = {
             index for index in carriers if index.tenant == ask.tenant and counts_replica(index._replace(owners=False), ask)
         }
-        if set(books.anti_affinity_terms.selecting(ask)) != shunners:
-            yield f"{generation} is shunned by {books.anti_affinity_terms.selecting(ask)}, and not by {shunners}"
+        if set(books.anti_affinity_terms.selecting(ask)) != excluders:
+            yield f"{generation} is excluded by {books.anti_affinity_terms.selecting(ask)}, not by {excluders}"
         for term in (*ask.spread, *ask.affinity, *ask.anti_affinity):
             books.counts(term.peers)
     for index, tally in books._domain_counts.values.items():
@@ -85,4 +85,4 @@ def _stale_counts(books: Books, fresh: dict[GenerationKey, Requirements]) -> Ite
                     domain = domain_of(books.nodes[name].node, index.topology_key)
                     counted[domain] = counted.get(domain, 0) + count
         if {domain: count for domain, count in tally.items() if count} != counted:
-            yield f"{index} counts {dict(tally)}, and not {counted}"
+            yield f"{index} counts {dict(tally)}, not {counted}"

@@ -1,4 +1,4 @@
-"""What did the machines reach? Counts of codes, transitions and claims, for the soak's record; they judge nothing."""
+"""Coverage of the state machines: counts of codes, transitions and claims for the soak's record, without judgement."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remit.simulate.checkers.judge import Judge
 
 
 class Tallies:
-    """Appended as one JSON object to the file that REMIT_SOAK_COUNTERS names, if it names one."""
+    """Counters, appended as one JSON object to the file named by REMIT_SOAK_COUNTERS, if set."""
 
     def __init__(self, name: str) -> None:
         self.name = name

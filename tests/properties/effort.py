@@ -1,4 +1,4 @@
-"""How many examples are tried? As many as `make test` has time for; in the soak, with fresh seeds, more. No test is in here."""
+"""Number of examples of property tests: as many as `make test` has time for, more with fresh seeds in the soak."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ SOAKING = settings.get_current_profile_name() == "soak"
 
 
 def tries(quick: int, long: int, **more: Any) -> settings:
-    """`quick` in `make test`, `long` in the soak. Each is a number of examples, or of whole stories of a state machine."""
+    """`quick` in `make test`, `long` in the soak: the number of examples, or of runs of a state machine."""
     return settings(max_examples=long if SOAKING else quick, **more)

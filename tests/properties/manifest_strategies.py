@@ -1,4 +1,4 @@
-"""Which manifests could anybody write? Drawn from the types: a new field needs no line here. No test is in here."""
+"""Hypothesis strategies for manifests, derived from the types: a new field needs no line here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHARP_WHOLE = (-1, 0, 1, 2, 63, 64, 65, 65_536, 1_000_001, 1_000_000_001, 2_000_
 
 @st.composite
 def manifests(draw: st.DrawFn, kinds: tuple[str, ...]) -> dict[str, Any]:
-    """A manifest of one of these kinds: most of them tame, some with a few sharp values."""
+    """A manifest of one of these kinds: mostly valid, some with a few suspicious values."""
     kind = draw(st.sampled_from(kinds))
     drawn: dict[str, Any] = _Drawing(draw, draw(st.sampled_from((0, 0, 8, 3)))).struct(struct_type_of(kind))
     if kind not in TENANTED:
@@ -37,7 +37,7 @@ def manifests(draw: st.DrawFn, kinds: tuple[str, ...]) -> dict[str, Any]:
 
 
 class _Drawing:
-    """`sharp`: one value of so many is unlikely to be right; 0: none is."""
+    """With `sharp`, one value in that many is suspicious; with 0, none."""
 
     def __init__(self, draw: st.DrawFn, sharp: int) -> None:
         self._draw = draw
@@ -86,13 +86,13 @@ class _Drawing:
                 return self._draw(st.sampled_from([value for value in type_.values if value]))
             case inspect.CustomType():
                 return self._custom(type_.cls)
-        raise TypeError(f"declared.py does not know {type(type_).__name__}: teach it")
+        raise TypeError(f"manifest_strategies.py does not support {type(type_).__name__}; add it")
 
     def _custom(self, cls: type) -> Any:
         if cls is Duration:
             return self._of(DURATIONS, SHARP_DURATIONS)
         if cls is not Amount:
-            raise TypeError(f"declared.py does not know {cls.__name__}: teach it")
+            raise TypeError(f"manifest_strategies.py does not support {cls.__name__}; add it")
         names = [self._of(RESOURCES, SHARP_RESOURCES) for _ in range(self._draw(st.integers(0, 3)))]
         amount: dict[str, Any] = {name: self._of(AMOUNTS, SHARP_AMOUNTS) for name in names if name != "memory"}
         if self._odds(self._sharp):

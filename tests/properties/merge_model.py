@@ -1,8 +1,8 @@
-"""What if a scope had two authorities for a while? Branches over the real `decide`, their merge row by row, and a checker.
+"""Model of a scope with two authorities for a while: branches over the real `decide`, their merge, and a checker.
 
-A branch takes deeds (accepted operations) from a common origin. Two branches merge row by row: a row that one of them changed
-is taken; for one that both changed, the merge of its kind; where that has no answer the rows *clash*, and each side's row is on
-offer. The checker reads rows and deeds only. It imports nothing of the law or the ledgers: a wrong sum must not acquit itself.
+A branch applies operations from a common origin. Two branches merge row by row: a row changed by one of them is taken; a row
+changed by both gets the merge of its kind; where there is none the rows *clash*, and either side's row is a candidate. The
+checker reads rows and operations only; it imports neither law nor ledgers, so a wrong sum cannot confirm itself.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ T = TypeVar("T")
 # --------------------------------------------------------------------------------------------------------------- branches
 
 
-class Deed(NamedTuple):
-    """One accepted operation, and each row that it changed, as it was and as it became."""
+class AppliedOperation(NamedTuple):
+    """One accepted operation, and each row it changed, before and after."""
 
     claim: Any
     actor: Actor
@@ -85,13 +85,13 @@ def actor(role: Role, node: str = "") -> Actor:
 
 
 class Branch:
-    """Rows that go their own way from an origin. `without` leaves claims of that type unmade, to see what hangs on them."""
+    """Rows that diverge from an origin. Claims of type `without` are left out, to show their effect."""
 
     def __init__(self, origin: Rows, sequence: int, without: type[Claim] | None = None) -> None:
         self.origin, self.rows, self.without = origin, dict(origin), without
-        self.books, self.deeds = books_of(origin), list[Deed]()
-        self.heard = {thing.metadata.name: NOW for thing in origin.values() if isinstance(thing, Lease)}
-        # Branches count from afar, so that no two objects get one uid: unique ids are to be had without agreement.
+        self.books, self.deeds = books_of(origin), list[AppliedOperation]()
+        self.renewed_ms = {thing.metadata.name: NOW for thing in origin.values() if isinstance(thing, Lease)}
+        # Branches count from distant numbers, so that uids are unique without coordination.
         self.sequence, self.revision = sequence, ORIGIN_REVISION
 
     def at(self, name: str) -> int:
@@ -99,8 +99,8 @@ class Branch:
         return ORIGIN_REVISION if found is None else found[1]
 
     def ask(self, by: Actor, claim: Any) -> int | Refused:
-        """Decide one operation and, if it is accepted, commit it here."""
-        moment = DecisionTime(NOW, BOOT, dict(self.heard), 0, self.sequence, INCARNATION)
+        """Decide one operation and, if accepted, commit it here."""
+        moment = DecisionTime(NOW, BOOT, dict(self.renewed_ms), 0, self.sequence, INCARNATION)
         draft = Draft(self.books, moment)
         answer = decide(draft, Operation(operation_id(INCARNATION, 1, str(self.sequence)), by, claim))
         if isinstance(answer, Refused):
@@ -109,8 +109,8 @@ class Branch:
         changed = {name: (self.rows.get(name), row) for name, row in after.items() if self.rows.get(name) != row}
         self.sequence, self.revision = self.sequence + 1, self.revision + 1
         self.books.absorb(draft, self.revision, {name: encode(row) for name, row in after.items() if row is not None})
-        self.heard.update(draft.renewed_ms)
-        self.deeds.append(Deed(claim, by, changed))
+        self.renewed_ms.update(draft.renewed_ms)
+        self.deeds.append(AppliedOperation(claim, by, changed))
         for name, row in after.items():
             if row is None:
                 self.rows.pop(name, None)
@@ -119,7 +119,7 @@ class Branch:
         return answer
 
     def does(self, by: Role, claim: Any, node: str = "") -> None:
-        """As `ask`; it must be accepted, unless claims are being left out."""
+        """Like `ask`, but it must be accepted unless claims are left out."""
         if self.without is not None and isinstance(claim, self.without):
             return
         answer = self.ask(actor(by, node), claim)
@@ -127,7 +127,7 @@ class Branch:
 
 
 def books_of(rows: Mapping[str, AnyObject]) -> Books:
-    """Rows go in as they do at a takeover: each after what it stands on."""
+    """Insert rows as at a takeover: each after those it refers to."""
     books, long_ago = Books(), DecisionTime(0, BOOT, {}, 0, 0, INCARNATION)
     for name, row in sorted(rows.items(), key=lambda item: _rank(rows, item[1])):
         if isinstance(row, Event | Decision):
@@ -156,17 +156,17 @@ def _rank(rows: Mapping[str, AnyObject], row: AnyObject) -> int:
 
 
 class Clash(Exception):
-    """Both changed one row, and nothing says which of the two is to stand."""
+    """Both branches changed one row, and no rule selects the winner."""
 
 
 def merge(origin: Rows, one: Rows, other: Rows) -> Rows:
-    """The one merge of two branches that needs nobody's judgement. Raises `Clash`."""
+    """The unambiguous merge of two branches. Raises `Clash`."""
     merged = {name: joined(origin.get(name), one.get(name), other.get(name)) for name in sorted({*origin, *one, *other})}
     return {name: row for name, row in merged.items() if row is not None}
 
 
 def resolutions(origin: Rows, one: Rows, other: Rows) -> Iterator[Rows]:
-    """Every merge on offer: where both changed a row, the merge of its kind if it has one, and either side's row."""
+    """Every possible merge: for rows changed on both sides, the merge of the kind if any, and either side's row."""
     names = sorted({*origin, *one, *other})
     for chosen in itertools.product(*(_offers(origin.get(n), one.get(n), other.get(n)) for n in names)):
         yield {name: row for name, row in zip(names, chosen, strict=True) if row is not None}
@@ -182,14 +182,14 @@ def _offers(was: Row, one: Row, other: Row) -> list[Row]:
 
 
 def joined(was: Row, one: Row, other: Row) -> Row:
-    """One row of the merge. Raises `Clash`."""
+    """The merge of one row. Raises `Clash`."""
     if one == other or other == was:
         return one
     if one == was:
         return other
     if one is None or other is None:
         if _plain(was) == _plain(one if other is None else other):
-            return None  # hints and reports do not keep a row alive that was taken away
+            return None  # hints and reports do not preserve a deleted row
         raise Clash
     match one, other:
         case Summary(), Summary():
@@ -224,7 +224,7 @@ def _longer_lease(one: PolicyRevision, other: PolicyRevision) -> PolicyRevision:
 
 
 def _plain(row: Row) -> Any:
-    """A row without what merges by a rule of its own: conditions, and what a holder reported to its issuer."""
+    """The row without fields that merge by their own rule: conditions and reports."""
     match row:
         case Node() | Workload():
             return replace(row, status=replace(row.status, conditions=()))
@@ -235,7 +235,7 @@ def _plain(row: Row) -> Any:
 
 
 def _freely(one: Any, other: Any) -> dict[str, Any]:
-    """What of two rows merges by a rule of its own: the later report, and the closing, which is for good."""
+    """Fields of two rows that merge by their own rule: the later report, and the final closing."""
     if not isinstance(one, Grant):
         return {"conditions": merge_conditions(one.status.conditions, other.status.conditions)}
     if one.spec.issuer or not one.spec.holder.startswith("scope/"):
@@ -249,7 +249,7 @@ def _freely(one: Any, other: Any) -> dict[str, Any]:
 
 
 def weave(was: Any, one: Any, other: Any) -> Any:
-    """Field by field, each from the side that changed it. Raises `Clash`."""
+    """Field by field from the side that changed it. Raises `Clash`."""
     if one == other or other == was:
         return one
     if one == was:
@@ -260,11 +260,11 @@ def weave(was: Any, one: Any, other: Any) -> Any:
     return replace(one, **{name: weave(getattr(was, name), getattr(one, name), getattr(other, name)) for name in fields})
 
 
-# --------------------------------------------------------------------------------------------------------------- checking
+# --------------------------------------------------------------------------------------------------------------- invariants
 
 
 class Scene(NamedTuple):
-    """What is judged: rows, and the branches whose deeds led there."""
+    """The merged rows, and the branches that led to them."""
 
     rows: Rows
     origin: Rows
@@ -273,12 +273,12 @@ class Scene(NamedTuple):
     def all(self, kind: type[T]) -> list[T]:
         return [row for row in self.rows.values() if isinstance(row, kind)]
 
-    def deeds(self) -> Iterator[Deed]:
+    def deeds(self) -> Iterator[AppliedOperation]:
         for branch in self.branches:
             yield from branch.deeds
 
     def ever(self, kind: type[T]) -> Iterator[T]:
-        """Every version of every such row that anybody was ever shown."""
+        """Every version of every such row that was ever visible."""
         for row in (*self.origin.values(), *self.rows.values()):
             if isinstance(row, kind):
                 yield row
@@ -298,10 +298,10 @@ def invariant(check: Callable[[Scene], Found]) -> Callable[[Scene], Found]:
 
 
 def violations(rows: Rows, origin: Rows, branches: Sequence[Branch]) -> dict[str, list[str]]:
-    """What is broken, by the name of the invariant."""
+    """Violations by the name of the invariant."""
     scene = Scene(rows, origin, branches)
     found = {name: list(check(scene)) for name, check in INVARIANTS.items()}
-    return {name: said for name, said in found.items() if said}
+    return {name: values for name, values in found.items() if values}
 
 
 def holds(replica: Replica) -> bool:
@@ -315,7 +315,7 @@ def shape(scene: Scene, replica: Replica) -> Generation | None:
 
 
 def _needs(scene: Scene, replica: Replica) -> tuple[Amount, Amount]:
-    """On the node, with each device by name; and what is charged, with devices by kind."""
+    """Usage of the node with devices by name, and the charge with devices by kind."""
     found = shape(scene, replica)
     resources = Amount() if found is None else found.spec.spec.template.resources
     asks = () if found is None else found.spec.spec.template.devices
@@ -326,7 +326,7 @@ def _needs(scene: Scene, replica: Replica) -> tuple[Amount, Amount]:
 
 
 def _victims(scene: Scene) -> dict[str, list[str]]:
-    """Who still holds room that a reservation waits for, and for whom."""
+    """Victims that still hold capacity a reservation waits for, with their preemptors."""
     found: dict[str, list[str]] = defaultdict(list)
     for one in scene.all(Replica):
         for name, copy in one.status.victims.items() if one.status.phase is Phase.RESERVED else ():
@@ -339,7 +339,7 @@ def _victims(scene: Scene) -> dict[str, list[str]]:
 def _taken(
     scene: Scene, ledger: Callable[[Replica, Amount, Amount], Iterable[tuple[str, Amount]]]
 ) -> Iterator[dict[str, Amount]]:
-    """What is taken of each ledger now; and what will be, once all victims are gone and their preemptors are bound."""
+    """Usage of each ledger now, and once all victims have stopped and their preemptors are bound."""
     leaving = _victims(scene)
     waiting = {name for names in leaving.values() for name in names}
     for absent in (waiting, set(leaving)):
@@ -400,7 +400,7 @@ def grant_and_quota_sum(scene: Scene) -> Found:
 
 @invariant
 def given_back_is_not_held(scene: Scene) -> Found:
-    """What a holder has yielded, its issuer hands to others: what it keeps plus what it gave is at most what it got."""
+    """Returned capacity is granted to others: what a holder keeps plus what it returned is at most what it got."""
     got: dict[str, Amount] = {}
     gave: dict[str, Amount] = defaultdict(Amount)
     for row in scene.origin.values():
@@ -419,9 +419,7 @@ def given_back_is_not_held(scene: Scene) -> Found:
 
 @invariant
 def reissued_is_still_debited(scene: Scene) -> Found:
-    """Who was restored, recognised and offered a grant anew takes up what was offered: that much stays debited here, but for
-    its own reports.
-    """
+    """A restored holder accepts what is offered again: that amount stays debited at the issuer, less later returns."""
     credits = {(deed.claim.name, deed.claim.sender) for deed in scene.deeds() if isinstance(deed.claim, Credit)}
     for branch in scene.branches:
         met: dict[str, str] = {}
@@ -459,12 +457,12 @@ def one_result_per_attempt(scene: Scene) -> Found:
     for one in scene.ever(Replica):
         if one.status.result:
             results[key(one), one.status.attempt].add(one.status.result)
-    yield from (f"{name} attempt {n}: {said}" for (name, n), said in results.items() if len(said) > 1)
+    yield from (f"{name} attempt {n}: {results_seen}" for (name, n), results_seen in results.items() if len(results_seen) > 1)
 
 
 @invariant
 def transitions_chain(scene: Scene) -> Found:
-    """In some order of the branches each transition starts where the one before it ended."""
+    """In some order of the branches, each transition starts where the previous one ended."""
     steps: dict[str, list[list[tuple[object, object]]]] = defaultdict(list)
     for branch in scene.branches:
         mine: dict[str, list[tuple[object, object]]] = defaultdict(list)
@@ -492,7 +490,7 @@ def _stand(row: AnyObject) -> object:
 
 @invariant
 def gang_minimum(scene: Scene) -> Found:
-    """Of the members that one claim bound together at least the minimum are bound, but for those that it saw leave since."""
+    """Of the members bound by one claim, at least the minimum stays bound, except those it saw leave."""
     for branch in scene.branches:
         for place, deed in enumerate(branch.deeds):
             if not isinstance(deed.claim, BindGang):
@@ -571,7 +569,7 @@ def one_content_per_policy_number(scene: Scene) -> Found:
     contents: dict[int, set[bytes]] = defaultdict(set)
     for revision in scene.ever(PolicyRevision):
         contents[revision.spec.number].add(encode(sorted(revision.spec.policies.items())))
-    yield from (f"policy revision {number} was published twice" for number, said in contents.items() if len(said) > 1)
+    yield from (f"policy revision {number} was published twice" for number, content in contents.items() if len(content) > 1)
 
 
 @invariant
@@ -587,12 +585,12 @@ def one_spec_per_generation(scene: Scene) -> Found:
     specs: dict[str, set[bytes]] = defaultdict(set)
     for generation in scene.ever(Generation):
         specs[key(generation)].add(encode(generation.spec))
-    yield from (f"{name} has two specs" for name, said in specs.items() if len(said) > 1)
+    yield from (f"{name} has two specs" for name, specs_seen in specs.items() if len(specs_seen) > 1)
 
 
 @invariant
 def nothing_dangles(scene: Scene) -> Found:
-    """Whatever a row names is there."""
+    """Every row that is referred to exists."""
     ledgers = {grant.metadata.name for grant in scene.all(Grant)}
     ledgers |= {f"{g.metadata.name}/{tenant}" for g in scene.all(Grant) for tenant in g.spec.shares}
     ledgers |= {f"tenant/{t.metadata.name}{end}" for t in scene.all(Tenant) for end in ("", "/emergency")}
@@ -622,7 +620,7 @@ def conditions_are_few(scene: Scene) -> Found:
 
 @invariant
 def nothing_acknowledged_is_lost(scene: Scene) -> Found:
-    """To merge a branch once more adds nothing; and what each deed that merges freely said is there, or a later word is."""
+    """Merging a branch again adds nothing, and the content of each soft claim, or a later one, is there."""
     for branch in scene.branches:
         for name in sorted({name for deed in branch.deeds for name in deed.changed}):
             was, mine, now = scene.origin.get(name), branch.rows.get(name), scene.rows.get(name)
@@ -637,8 +635,8 @@ def nothing_acknowledged_is_lost(scene: Scene) -> Found:
             yield f"{deed.claim} left no trace"
 
 
-def heeded(deed: Deed, rows: Rows) -> bool:
-    """Is what a free claim said in these rows, or something later? Claims of other sorts leave rows, judged above."""
+def heeded(deed: AppliedOperation, rows: Rows) -> bool:
+    """Whether the content of a soft claim, or a later one, is in these rows; other claims are judged above."""
     match deed.claim:
         case RecordEvent(name=name, event=event):
             row: Any = rows.get(key_of("Event", name))
@@ -649,9 +647,9 @@ def heeded(deed: Deed, rows: Rows) -> bool:
         case Report(name=name, summary=SummarySpec(epoch=epoch, sequence=sequence)):
             row = rows.get(key_of("Summary", name))
             return row is not None and (row.spec.epoch, row.spec.sequence) >= (epoch, sequence)
-        case SetCondition(kind=kind, name=name, tenant=tenant, condition=said):
+        case SetCondition(kind=kind, name=name, tenant=tenant, condition=claimed):
             row = rows.get(key_of(kind, name, tenant))
-            return row is None or _observed(row.status.conditions, said)
+            return row is None or _observed(row.status.conditions, claimed)
         case Adopt(number=number, policies=policies, asked_ms=asked, ttl=ttl):
             row = rows.get(key_of("PolicyRevision", f"{number:08d}"))
             deadline: Deadline | None = None if row is None else row.spec.deadline
@@ -672,13 +670,13 @@ def heeded(deed: Deed, rows: Rows) -> bool:
             return True
 
 
-def _observed(conditions: tuple[Condition, ...], said: Condition) -> bool:
-    """It stands, or a later one of its type does, or as many as are kept are all later."""
+def _observed(conditions: tuple[Condition, ...], claimed: Condition) -> bool:
+    """The condition is there, or a later one of its type, or the maximum number of later ones."""
 
     def when(condition: Condition) -> tuple[int, str]:
         return condition.observed_generation, condition.last_transition
 
-    same = [condition for condition in conditions if condition.type == said.type]
+    same = [condition for condition in conditions if condition.type == claimed.type]
     if same:
-        return when(same[0]) >= when(said)
-    return len(conditions) == CONDITIONS_MAX and all(when(condition) >= when(said) for condition in conditions)
+        return when(same[0]) >= when(claimed)
+    return len(conditions) == CONDITIONS_MAX and all(when(condition) >= when(claimed) for condition in conditions)

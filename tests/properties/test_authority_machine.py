@@ -1,8 +1,8 @@
-"""Does the authority keep its promises, whatever is asked, in whatever order, while its store fails and others take over?
+"""Property: the authority keeps its invariants under any claims in any order, store faults and takeovers.
 
-One scope, up to three authorities at once (the active one, and deposed ones that do not know it), a store that loses answers
-and delays writes. After every commit the independent judge looks at it (simulate/checkers); after every step the books of
-the running authority must equal its sums. The grants between two scopes are in test_authority_grants.py.
+One scope with up to three authorities at once (the active one, and deposed ones that do not know it yet), and a store that
+loses answers and delays writes. The independent judge checks every commit (simulate/checkers); after every step the books of
+the running authority must equal its sums. Grants between two scopes are in test_authority_grants.py.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ NEAR = Placement(affinity=(Affinity(label_selector={"app": "near"}, topology_key
 
 
 def catalogue(replicas: int = 3) -> list[Workload]:
-    """One of each sort; small numbers, so that they meet."""
+    """One workload of each sort; small numbers, so that they interact."""
     whole, share = (DeviceRequest(kind="gpu", count=1, models=("A10",)),), (DeviceRequest(kind="gpu", share="400m"),)
     return [
         workload("plain", "1", replicas),
@@ -119,7 +119,7 @@ FAULTS = [
 
 WRONG = ["at", "node", "device", "grant", "epoch", "stale", "name", "draft", "lease"]
 NUMBER = st.integers(0, 63)
-DEEDS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=6, max_size=24)
+STEPS = st.lists(st.tuples(NUMBER, NUMBER, NUMBER), min_size=6, max_size=24)
 
 
 def policy(
@@ -138,13 +138,13 @@ POLICIES = [
 ]
 
 
-class Asking(RuleBasedStateMachine):
-    """What both machines share: an event loop, asking, failing, retrying, taking over."""
+class FaultyScopeMachine(RuleBasedStateMachine):
+    """Shared by both machines: event loop, claims, faults, retries, takeovers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.batches = mock.patch.object(Scope, "batch_max", 4)  # so that batches follow upon each other
+        self.batches = mock.patch.object(Scope, "batch_max", 4)  # so that batches overlap
         self.batches.start()
         self.r: Scope
         self.silent: list[Operation] = []
@@ -171,14 +171,14 @@ class Asking(RuleBasedStateMachine):
     def scopes(self) -> list[Scope]:
         return [self.r]
 
-    # -- asking ------------------------------------------------------------------------------------------------------
+    # -- operations --------------------------------------------------------------------------------------------------
 
-    async def led(self, scope: Scope) -> None:
+    async def ensure_leader(self, scope: Scope) -> None:
         if not scope.lead.alive:
             await self.succeed(scope)
 
     async def succeed(self, scope: Scope) -> None:
-        """A takeover; whatever ends it, the next one must succeed sooner or later."""
+        """Take over; after any failure the next attempt must succeed eventually."""
         for _ in range(8):
             try:
                 await scope.take_over()
@@ -187,13 +187,13 @@ class Asking(RuleBasedStateMachine):
                 event(f"takeover ended by {type(died).__name__}")
             finally:
                 scope.store.reads.clear()
-        raise AssertionError("nobody could take over")
+        raise AssertionError("no takeover succeeded")
 
     def ask(self, actor: Actor, *claims: AnyClaim, evidence: Evidence = Evidence(), scope: Scope | None = None) -> None:
         self.do(self._ask(scope or self.r, actor, claims, evidence))
 
     async def _ask(self, scope: Scope, actor: Actor, claims: tuple[AnyClaim, ...], evidence: Evidence) -> None:
-        await self.led(scope)
+        await self.ensure_leader(scope)
         operations = [await scope.operation(actor, claim, evidence) for claim in claims]
         if self.batch is not None and scope is self.r:
             self.batch += operations
@@ -208,29 +208,30 @@ class Asking(RuleBasedStateMachine):
             REACHED.count(type(answer).__name__)
         else:
             for operation, verdict in zip(operations, answer, strict=True):
-                said = verdict.code.value if isinstance(verdict, Refused) else "accepted"
+                code = verdict.code.value if isinstance(verdict, Refused) else "accepted"
                 if isinstance(operation.claim, Reserve) and operation.claim.victims:
-                    REACHED.count(f"Reserve with victims:{said}")
-                REACHED.count(f"{type(operation.claim).__name__}:{said}")
+                    REACHED.count(f"Reserve with victims:{code}")
+                REACHED.count(f"{type(operation.claim).__name__}:{code}")
         return answer
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
     @rule(words=st.sampled_from(FAULTS))
-    def the_store_will_fail(self, words: list[str]) -> None:
-        """F01 F12 F15: an answer lost with or without its write, a write that lands late, a slow or absent store, a crash."""
+    def inject_store_faults(self, words: list[str]) -> None:
+        """F01 F12 F15: a lost answer with or without its write, a late write, a slow or absent store, a crash."""
         self.r.store.plan.extend(words)
 
     @rule()
-    def the_lost_write_lands_now(self) -> None:
+    def land_lost_writes(self) -> None:
         self.do(self.r.store.land())
 
     reboots = False
 
     @rule(read=st.sampled_from(["unavailable", "ok", "before"]), reboot=st.booleans())
-    def a_new_authority_takes_over(self, read: str, reboot: bool) -> None:
-        """F15 F16 F17: the old one is not told, and goes on. The new one may die on its way, and another follows. It may be
-        on another boot, whose instants cannot be compared with those of the last.
+    def take_over(self, read: str, reboot: bool) -> None:
+        """F15 F16 F17: the old authority keeps running without notice. The new one may crash on its way, and another follows.
+
+        It may run on another boot, whose times cannot be compared with those of the last.
         """
         if reboot and self.reboots:
             self.r.clock.on = f"boot-{self.r.takeovers}"
@@ -241,12 +242,12 @@ class Asking(RuleBasedStateMachine):
         del self.r.deposed[:-2]
 
     @rule(where=st.sampled_from(["gate", "gated"]), n=NUMBER)
-    def a_new_authority_takes_over_in_the_middle_of_a_commit(self, where: str, n: int) -> None:
+    def take_over_during_commit(self, where: str, n: int) -> None:
         self.do(self._in_the_middle(where, Delete("Secret", f"s{n}", "t1")))
 
     async def _in_the_middle(self, where: str, claim: AnyClaim) -> None:
         scope = self.r
-        await self.led(scope)
+        await self.ensure_leader(scope)
         scope.store.plan.clear()
         operation = await scope.operation(USER, claim)
         scope.store.plan.append(where)
@@ -265,8 +266,8 @@ class Asking(RuleBasedStateMachine):
         assert not isinstance(again, EndpointError)
 
     @rule(n=NUMBER)
-    def a_deposed_authority_answers_nothing(self, n: int) -> None:
-        """F15: neither an acceptance nor a refusal, nor a renewal."""
+    def call_deposed_authority(self, n: int) -> None:
+        """F15: it neither accepts nor refuses nor renews."""
         if self.r.deposed:
             self.do(self._ask_deposed(n))
 
@@ -288,15 +289,15 @@ class Asking(RuleBasedStateMachine):
     # -- retries -----------------------------------------------------------------------------------------------------
 
     @rule(n=NUMBER)
-    def an_earlier_operation_is_asked_again(self, n: int) -> None:
-        """F01 F37: the same id gets the same verdict, from whichever authority, and nothing changes."""
+    def repeat_operation(self, n: int) -> None:
+        """F01 F37: the same id gets the same verdict from any authority, and nothing changes."""
         scope = self.r
-        known = [operation for i, operation in scope.asked.items() if i in scope.answers]
+        known = [operation for i, operation in scope.operations.items() if i in scope.answers]
         if known:
             self.do(self._again(scope, known[n % len(known)], through_standby=n % 3 == 0))
 
     async def _again(self, scope: Scope, operation: Operation, *, through_standby: bool) -> None:
-        await self.led(scope)
+        await self.ensure_leader(scope)
         scope.store.plan.clear()
         first, before = scope.answers[operation.id], await scope.dump()
         if through_standby:
@@ -316,24 +317,24 @@ class Asking(RuleBasedStateMachine):
         assert await scope.dump() == before, "a retry changed something"
 
     @rule(n=NUMBER)
-    def silence_is_broken_by_the_same_id(self, n: int) -> None:
+    def resume_unanswered_operation(self, n: int) -> None:
         if self.silent:
             self.do(self._resume(self.silent.pop(n % len(self.silent))))
 
     async def _resume(self, operation: Operation) -> None:
-        await self.led(self.r)
+        await self.ensure_leader(self.r)
         await self.send(self.r, [operation])
 
     @rule(n=NUMBER)
-    def an_operation_is_abandoned(self, n: int) -> None:
-        """Whatever it had come to is answered; if nothing, it never happens."""
-        pool = self.silent or list(self.r.asked.values())
+    def abandon_operation(self, n: int) -> None:
+        """The outcome so far is returned; if there is none, the operation is never applied."""
+        pool = self.silent or list(self.r.operations.values())
         if pool:
             self.do(self._abandon(pool[n % len(pool)]))
 
     async def _abandon(self, operation: Operation) -> None:
         scope = self.r
-        await self.led(scope)
+        await self.ensure_leader(scope)
         scope.store.plan.clear()
         known = scope.checker.outcomes.get(operation.id)
         made = await scope.operation(USER, Abandon(operation.id))
@@ -351,13 +352,13 @@ class Asking(RuleBasedStateMachine):
             assert isinstance(late, list) and isinstance(late[0], Refused), late
 
     @rule(n=NUMBER)
-    def an_id_is_used_for_something_else(self, n: int) -> None:
+    def reuse_operation_id(self, n: int) -> None:
         known = list(self.r.answers)
         if known:
             self.do(self._misuse(known[n % len(known)]))
 
     async def _misuse(self, used: str) -> None:
-        await self.led(self.r)
+        await self.ensure_leader(self.r)
         self.r.store.plan.clear()
         before = await self.r.dump()
         answers = await self.r.send([Operation(OperationID(used), USER, Delete("Secret", "misuse", "t1"))])
@@ -366,18 +367,18 @@ class Asking(RuleBasedStateMachine):
         assert await self.r.dump() == before
 
     @rule(window=st.integers(0, 3), ahead=st.booleans())
-    def an_id_of_no_kept_window_is_asked(self, window: int, ahead: bool) -> None:
+    def use_id_of_other_window(self, window: int, ahead: bool) -> None:
         self.do(self._out_of_window(window, ahead))
 
     async def _out_of_window(self, window: int, ahead: bool) -> None:
-        await self.led(self.r)
+        await self.ensure_leader(self.r)
         self.r.store.plan.clear()
         status = await self.r.lead.authority.status()
         horizon = self.r.lead.authority.outcomes.horizon
-        asked = status.window + 1 + window if ahead else horizon - 1 - window
-        if asked < 0:
+        id_window = status.window + 1 + window if ahead else horizon - 1 - window
+        if id_window < 0:
             return
-        made = Operation(OperationID(f"{status.incarnation}.{asked}.x{asked}"), USER, Apply(workload("never")))
+        made = Operation(OperationID(f"{status.incarnation}.{id_window}.x{id_window}"), USER, Apply(workload("never")))
         answers = await self.r.send([made])
         assert isinstance(answers, list) and isinstance(answers[0], Refused), answers
         assert answers[0].code is Code.OPERATION_EXPIRED
@@ -386,38 +387,38 @@ class Asking(RuleBasedStateMachine):
     # -- time --------------------------------------------------------------------------------------------------------
 
     @rule(ms=st.sampled_from([1, 1_000, 16_000, 31_000, 61_000, 61_000, 310_000, 700_000, 3_700_000]), silent=NUMBER)
-    def time_passes(self, ms: int, silent: int) -> None:
-        """Mostly everybody renews meanwhile."""
+    def advance_time(self, ms: int, silent: int) -> None:
+        """Usually all leases are renewed meanwhile."""
         for _ in range(4):
             self.r.clock.at_ms += ms // 4
             if silent % 4:
                 self.do(self._renew(silent))
 
     @rule(n=NUMBER)
-    def leases_are_renewed(self, n: int) -> None:
-        """All but one; whoever has lapsed takes its lease anew."""
+    def renew_leases(self, n: int) -> None:
+        """All but one; an expired one is acquired again."""
         self.do(self._renew(n))
 
     async def _renew(self, n: int) -> None:
         for index, actor in enumerate(list(self.r.actors.values())):
-            await self.led(self.r)
+            await self.ensure_leader(self.r)
             if index != n and not await self.r.lead.authority.renew(actor):
                 await self._ask(self.r, Actor(actor.name, actor.role), (Acquire(actor.lease, HOUR),), Evidence())
 
     # -- restores ----------------------------------------------------------------------------------------------------
 
     @rule()
-    def a_backup_is_taken(self) -> None:
+    def take_backup(self) -> None:
         self.backup = self.do(self._backup())
 
     async def _backup(self) -> tuple[MemoryBackup, int, set[str]]:
-        # What was committed by now is in the backup, even if its answer was lost and is asked for again later.
+        # What was committed by now is in the backup, even if its answer was lost and is requested again later.
         return await self.r.store.inner.backup(), self.r.row("head")["sequence"], set(self.r.checker.outcomes)
 
     @precondition(lambda self: self.backup is not None)
     @rule()
-    def the_backup_is_restored(self) -> None:
-        """F10: a new incarnation; what was acknowledged since is listed; nothing that ran is believed."""
+    def restore_backup(self) -> None:
+        """F10: a new incarnation; commits after the backup are listed; no replica is believed to run."""
         self.batch = None
         self.do(self._restore())
         self.backup = None
@@ -437,30 +438,30 @@ class Asking(RuleBasedStateMachine):
         self.silent = [operation for operation in self.silent if operation.id in self.r.answers]
         REACHED.count("restore")
 
-    # -- what must hold after every step -------------------------------------------------------------------------------
+    # -- invariants ----------------------------------------------------------------------------------------------------
 
     @invariant()
-    def nobody_found_a_violation(self) -> None:
+    def no_violation_was_found(self) -> None:
         for scope in self.scopes() if hasattr(self, "r") else ():
             for running in [*scope.deposed, scope.lead]:
                 running.check()
 
     @invariant()
-    def the_running_books_are_the_sums_of_the_rows(self) -> None:
-        """S23: the authority's ledgers equal what the checker adds up."""
+    def books_equal_sums_of_rows(self) -> None:
+        """S23: the authority's ledgers equal the checker's sums."""
         for scope in self.scopes() if hasattr(self, "r") else ():
             if scope.lead.alive:
                 assert books(scope.lead.authority.books) == summed(scope), "the books and the rows disagree"
 
     @invariant()
-    def what_the_books_have_found_out_is_what_they_would_find_now(self) -> None:
+    def cached_answers_equal_fresh_ones(self) -> None:
         for scope in self.scopes() if hasattr(self, "r") else ():
             if scope.lead.alive:
                 assert list(stale(scope.lead.authority.books)) == []
 
 
 def books(kept: Any) -> dict[str, Any]:
-    """The ledgers of an authority, without what depends on its clock."""
+    """The ledgers of an authority, without anything that depends on its clock."""
     return {
         "free": {(n, name): left for n, ledger in kept.nodes.items() for name, left in ledger.free.items() if left},
         "used": {(g, name): n for g, ledger in kept.grants.items() for name, n in ledger.used.items() if n},
@@ -471,7 +472,7 @@ def books(kept: Any) -> dict[str, Any]:
 
 
 def summed(scope: Scope) -> dict[str, Any]:
-    """The same, from the rows."""
+    """The same, computed from the rows."""
     rows = scope.checker.rows
     nodes, used, lent = total_sums(rows)
     capacity = {(n, name): count for n, counts in node_limits(rows).items() for name, count in counts.items()}
@@ -485,18 +486,18 @@ def summed(scope: Scope) -> dict[str, Any]:
     }
 
 
-class AuthorityMachine(Asking):
-    """One scope: everything that is declared, placed, moved, granted within it."""
+class AuthorityMachine(FaultyScopeMachine):
+    """One scope: everything declared, placed, moved and granted within it."""
 
     reboots = True
 
-    @initialize(sorts=st.sets(st.integers(0, 11), min_size=3, max_size=6), deeds=DEEDS)
+    @initialize(sorts=st.sets(st.integers(0, 11), min_size=3, max_size=6), deeds=STEPS)
     def furnish(self, sorts: set[int], deeds: list[tuple[int, int, int]]) -> None:
         self.do(self._furnish(sorts))
-        self.work_goes_on(deeds=deeds)
+        self.run_ordinary_steps(deeds=deeds)
 
     always: frozenset[int] = frozenset()
-    """Sorts of the catalogue that are there in every run."""
+    """Entries of the catalogue that exist in every run."""
 
     async def _furnish(self, sorts: set[int]) -> None:
         nodes = [node("n1", gpus=2), node("n2", "2", "b", labels={"disk": "ssd"}), node("n3", "2", "b", gpus=1)]
@@ -506,7 +507,7 @@ class AuthorityMachine(Asking):
         spawns = [Spawn(work.metadata.tenant, work.metadata.name, 1, 0, 3) for work in works]
         await self.r.must(self.r.actors["workloads"], *spawns)
 
-    # -- choosing ----------------------------------------------------------------------------------------------------
+    # -- choice of objects -------------------------------------------------------------------------------------------
 
     def replicas(self, *phases: str) -> list[str]:
         rows = self.r.checker.rows
@@ -519,7 +520,7 @@ class AuthorityMachine(Asking):
         return [key.removeprefix("grant/") for key, _ in of_kind(self.r.checker.rows, "grant")]
 
     def devices(self, key: str, name: str, seed: int) -> dict[str, int]:
-        """Devices of the node as the replica asks for them, free ones if there are any."""
+        """Devices of the node that satisfy the replica, free ones if there are any."""
         rows = self.r.checker.rows
         replica = rows[key][1]
         found = f"generation/{replica['metadata']['tenant']}/{replica['spec']['workload']}/{replica['spec']['generation']:08d}"
@@ -539,16 +540,16 @@ class AuthorityMachine(Asking):
         choices = [f"tenant/{tenant_}", f"tenant/{tenant_}", *self.grants()]
         return choices[seed % len(choices)]
 
-    # -- declaring ---------------------------------------------------------------------------------------------------
+    # -- declarations ------------------------------------------------------------------------------------------------
 
     @rule(n=NUMBER, replicas=st.integers(0, 4), fill=st.booleans())
-    def a_workload_is_declared(self, n: int, replicas: int, fill: bool) -> None:
+    def declare_workload(self, n: int, replicas: int, fill: bool) -> None:
         works = catalogue(replicas)
         self.ask(USER, Apply(works[n % len(works)], fill=fill))
 
     @rule(n=NUMBER, cpu=st.sampled_from(["1", "2", "4", "8"]), zone=st.sampled_from("abb"), shape=st.integers(0, 7))
-    def a_node_is_declared(self, n: int, cpu: str, zone: str, shape: int) -> None:
-        """Also smaller than what it holds, cordoned, tainted, relabelled, without its devices."""
+    def declare_node(self, n: int, cpu: str, zone: str, shape: int) -> None:
+        """Also smaller than its usage, cordoned, tainted, relabelled, without its devices."""
         thing: AnyObject = node(
             f"n{n % 4 + 1}",
             cpu,
@@ -562,11 +563,11 @@ class AuthorityMachine(Asking):
         self.ask(OPERATOR, Apply(thing))
 
     @rule(n=NUMBER, cpu=st.sampled_from(["1", "3", "8", "16"]), gpu=st.integers(0, 4))
-    def a_quota_is_changed(self, n: int, cpu: str, gpu: int) -> None:
+    def change_quota(self, n: int, cpu: str, gpu: int) -> None:
         self.ask(OPERATOR, Apply(tenant(f"t{n % 2 + 1}", cpu, gpu)))
 
     @rule(n=NUMBER)
-    def a_node_is_marked(self, n: int) -> None:
+    def mark_node(self, n: int) -> None:
         names = self.nodes()
         if names:
             name = names[n % len(names)]
@@ -575,21 +576,21 @@ class AuthorityMachine(Asking):
             self.ask(self.r.actors["node-lifecycle"], Mark(name, self.r.at(f"node/{name}"), health))
 
     @rule(n=NUMBER)
-    def something_is_deleted(self, n: int) -> None:
+    def delete_object(self, n: int) -> None:
         kinds = [("Node", f"n{n % 4 + 1}", ""), ("Workload", catalogue()[n % 12].metadata.name, "t1"), ("Tenant", "t2", "")]
         kinds += [("PriorityClass", "high", ""), ("Policy", "p", "")]
         kind, name, owner = kinds[n % len(kinds)]
         self.ask(OPERATOR, Delete(kind, name, owner))
 
     @rule(n=NUMBER)
-    def a_policy_is_published_or_rolled_back(self, n: int) -> None:
+    def publish_or_roll_back_policy(self, n: int) -> None:
         if n % 3:
             self.ask(OPERATOR, Apply(Policy(metadata=Metadata(name=f"p{n % 2}"), spec=POLICIES[n % len(POLICIES)])))
         else:
             self.ask(self.r.actors["policy"], Rollback(n % 5))
 
     @rule(step=st.integers(-1, 1), n=NUMBER, ttl=st.sampled_from([1_000, 100_000]))
-    def a_policy_is_adopted_on_lease(self, step: int, n: int, ttl: int) -> None:
+    def adopt_leased_policy(self, step: int, n: int, ttl: int) -> None:
         numbers = [content["spec"]["number"] for _, content in of_kind(self.r.checker.rows, "policyrevision")]
         number = max(1, max(numbers, default=1) + step)
         claim = Adopt(number, {"p": POLICIES[n % len(POLICIES)]}, Duration(ttl), self.r.clock.at_ms - (n % 2) * 500)
@@ -598,7 +599,7 @@ class AuthorityMachine(Asking):
     # -- replicas ----------------------------------------------------------------------------------------------------
 
     @rule(n=NUMBER, first=st.integers(0, 4), count=st.integers(1, 3))
-    def replicas_are_spawned(self, n: int, first: int, count: int) -> None:
+    def spawn_replicas(self, n: int, first: int, count: int) -> None:
         works = sorted(key for key, _ in of_kind(self.r.checker.rows, "workload"))
         if works:
             _, owner, name = works[n % len(works)].split("/")
@@ -606,13 +607,13 @@ class AuthorityMachine(Asking):
             self.ask(self.r.actors["workloads"], Spawn(owner, name, generation, first, count))
 
     @rule(n=NUMBER, m=NUMBER, seed=NUMBER)
-    def a_replica_is_bound(self, n: int, m: int, seed: int) -> None:
-        """F02 F27: most of these fit; what does not is refused."""
+    def bind_replica(self, n: int, m: int, seed: int) -> None:
+        """F02 F27: most of these fit; the others are refused."""
         waiting, names = self.replicas("pending", "reserved"), self.nodes()
         if waiting and names:
-            self.bind(waiting[n % len(waiting)], names[m % len(names)], seed)
+            self.bind_to_node(waiting[n % len(waiting)], names[m % len(names)], seed)
 
-    def bind(self, key: str, name: str, seed: int) -> None:
+    def bind_to_node(self, key: str, name: str, seed: int) -> None:
         row = self.r.row(key)
         if phase_of(row) == "reserved" and seed % 8:
             status = row["status"]
@@ -624,7 +625,7 @@ class AuthorityMachine(Asking):
     @rule(
         n=NUMBER, m=NUMBER, wrong=st.sampled_from(["at", "node", "device", "grant", "epoch", "stale", "name", "draft", "lease"])
     )
-    def a_wrong_claim_is_made(self, n: int, m: int, wrong: str) -> None:
+    def make_wrong_claim(self, n: int, m: int, wrong: str) -> None:
         every, names = self.replicas(), self.nodes()
         if not every or not names:
             return
@@ -638,8 +639,8 @@ class AuthorityMachine(Asking):
         self.ask(actor, claim, evidence=Evidence(age_ms=60_001 if wrong == "stale" else 0))
 
     @rule(n=NUMBER, m=NUMBER, count=st.integers(0, 3), seed=NUMBER)
-    def room_is_reserved(self, n: int, m: int, count: int, seed: int) -> None:
-        """F19 F24: with victims where there are any of lower priority, and sometimes with the wrong ones."""
+    def reserve(self, n: int, m: int, count: int, seed: int) -> None:
+        """F19 F24: with victims of lower priority if there are any, sometimes with wrong ones."""
         waiting, names = self.replicas("pending"), self.nodes()
         if not waiting or not names:
             return
@@ -658,8 +659,8 @@ class AuthorityMachine(Asking):
         self.ask(self.r.actors["scheduler"], claim)
 
     @rule(n=NUMBER, m=NUMBER)
-    def somebody_is_preempted(self, n: int, m: int) -> None:
-        """F19 F24: where weaker ones stand, and on the very devices that they hold."""
+    def preempt(self, n: int, m: int) -> None:
+        """F19 F24: on nodes and devices that weaker replicas hold."""
         rank = {key: self.r.row(key)["spec"].get("priority", 0) for key in self.replicas()}
         running = {key: self.r.row(key)["status"] for key in self.replicas(*ACTIVE)}
         pairs = [
@@ -683,7 +684,7 @@ class AuthorityMachine(Asking):
         self.ask(self.r.actors["scheduler"], claim)
 
     @rule(m=NUMBER, least=st.integers(1, 3))
-    def a_gang_is_bound(self, m: int, least: int) -> None:
+    def bind_gang(self, m: int, least: int) -> None:
         """F25: at least its minimum, or none."""
         members = [key for key in self.replicas("pending", "reserved") if "/gang-" in key][: least + 1]
         names = self.nodes()
@@ -696,8 +697,8 @@ class AuthorityMachine(Asking):
             self.ask(self.r.actors["scheduler"], BindGang(tuple(binds)))
 
     @rule(n=NUMBER, k=NUMBER)
-    def a_replica_moves_on(self, n: int, k: int) -> None:
-        """By a transition that starts where it stands, asked by its owner."""
+    def move_replica(self, n: int, k: int) -> None:
+        """By a transition that starts in its phase, claimed by its owner."""
         every = self.replicas(*HOLDING, "released")
         if every:
             key = every[n % len(every)]
@@ -705,8 +706,8 @@ class AuthorityMachine(Asking):
             self.move(key, names[k % len(names)])
 
     @rule(n=NUMBER)
-    def a_replica_works_and_stops(self, n: int) -> None:
-        """The plain way through, so that runs get far: bound, starting, running, ready; draining, stopping, released."""
+    def advance_replica(self, n: int) -> None:
+        """The common path, so that runs get far: bound, starting, running, ready; draining, stopping, released."""
         on = {"bound": "start", "starting": "run", "running": "ready", "draining": "stop", "stopping": "stopped"}
         on |= {"ready": "serve", "finished": "settle", "failed": "release", "released": "requeue", "unknown": "resume"}
         every = self.replicas(*on)
@@ -725,7 +726,7 @@ class AuthorityMachine(Asking):
         if transition == "forget":
             self.ask(actor, Forget(key, self.r.at(key)))
         elif transition in ("confirm", "bind", "reserve", "create", "distrust"):
-            self.bind(key, status.get("node", "n1"), 1)
+            self.bind_to_node(key, status.get("node", "n1"), 1)
         else:
             result = "ok" if transition in ("finish", "stopped", "crash", "lose") else ""
             self.ask(actor, Move(key, self.r.at(key), transition, status.get("attempt", 1), result, transition))
@@ -736,7 +737,7 @@ class AuthorityMachine(Asking):
         lease=st.sampled_from((*LEASES, "agent/n1", "agent/n2")),
         wrong=st.sampled_from(["", "", "at", "attempt", "age"]),
     )
-    def any_transition_is_asked_by_anybody(self, n: int, transition: str, lease: str, wrong: str) -> None:
+    def claim_any_transition(self, n: int, transition: str, lease: str, wrong: str) -> None:
         every = self.replicas()
         if every:
             key = every[n % len(every)]
@@ -745,8 +746,8 @@ class AuthorityMachine(Asking):
             self.ask(self.r.actors[lease], claim, evidence=Evidence(age_ms=16_000 if wrong == "age" else 0))
 
     @rule(n=NUMBER)
-    def a_silent_node_is_doubted_and_its_replicas_lost(self, n: int) -> None:
-        """F34 F39: unknown, and past the fence failed; in between the refusal says how long to wait."""
+    def lose_replicas_of_silent_node(self, n: int) -> None:
+        """F34 F39: unknown, and failed past the fence; before that the refusal names the wait."""
         every = self.replicas(*ON_NODE)
         if every:
             key = every[n % len(every)]
@@ -755,45 +756,45 @@ class AuthorityMachine(Asking):
             if key in self.r.checker.rows and phase_of(self.r.row(key)) == "unknown":
                 self.move(key, "lose")
 
-    @rule(deeds=DEEDS)
-    def work_goes_on(self, deeds: list[tuple[int, int, int]]) -> None:
-        """A good while of what schedulers, agents and controllers do all day, so that runs get far."""
+    @rule(deeds=STEPS)
+    def run_ordinary_steps(self, deeds: list[tuple[int, int, int]]) -> None:
+        """Many steps of ordinary schedulers, agents and controllers, so that runs get far."""
         for n, m, seed in deeds:
             match seed % 16:
                 case 0 | 1 | 2 | 3:
-                    self.a_replica_is_bound(n=n, m=m, seed=m)
+                    self.bind_replica(n=n, m=m, seed=m)
                 case 4:
-                    self.room_is_reserved(n=n, m=m, count=n % 3, seed=m)
+                    self.reserve(n=n, m=m, count=n % 3, seed=m)
                 case 5:
-                    self.somebody_is_preempted(n=n, m=m)
+                    self.preempt(n=n, m=m)
                 case 6:
-                    self.a_gang_is_bound(m=m, least=n % 3 + 1)
+                    self.bind_gang(m=m, least=n % 3 + 1)
                 case 7 | 8 | 9:
-                    self.a_replica_works_and_stops(n=n)
+                    self.advance_replica(n=n)
                 case 10 | 11:
-                    self.a_replica_moves_on(n=n, k=m)
+                    self.move_replica(n=n, k=m)
                 case 12:
-                    self.a_reservation_is_confirmed(n=n)
+                    self.confirm_reservation(n=n)
                 case 13:
-                    self.replicas_are_spawned(n=n, first=m % 5, count=1)
+                    self.spawn_replicas(n=n, first=m % 5, count=1)
                 case 14:
-                    self.a_grant_is_issued(n=n, cpu="2", ttl=3_000_000, sort=("quota", "offer", "budget", "nested")[m % 4])
+                    self.issue_grant(n=n, cpu="2", ttl=3_000_000, sort=("quota", "offer", "budget", "nested")[m % 4])
                 case _:
-                    self.any_transition_is_asked_by_anybody(
+                    self.claim_any_transition(
                         n=n, transition=TRANSITIONS[m % len(TRANSITIONS)].name, lease=(*LEASES, "agent/n1")[m % 10], wrong=""
                     )
 
-    @rule(deeds=DEEDS)
-    def more_work_is_done(self, deeds: list[tuple[int, int, int]]) -> None:
-        self.work_goes_on(deeds=deeds)
+    @rule(deeds=STEPS)
+    def run_more_ordinary_steps(self, deeds: list[tuple[int, int, int]]) -> None:
+        self.run_ordinary_steps(deeds=deeds)
 
-    @rule(deeds=DEEDS)
-    def yet_more_work_is_done(self, deeds: list[tuple[int, int, int]]) -> None:
-        self.work_goes_on(deeds=deeds)
+    @rule(deeds=STEPS)
+    def run_still_more_ordinary_steps(self, deeds: list[tuple[int, int, int]]) -> None:
+        self.run_ordinary_steps(deeds=deeds)
 
     @rule(n=NUMBER)
-    def a_reservation_is_confirmed(self, n: int) -> None:
-        """Its victims stop, as their agents confirm; then it is bound."""
+    def confirm_reservation(self, n: int) -> None:
+        """Its victims stop, their agents report it, and it is bound."""
         reserved = self.replicas("reserved")
         if not reserved:
             return
@@ -804,9 +805,9 @@ class AuthorityMachine(Asking):
                 if victim in self.r.checker.rows and phase_of(self.r.row(victim)) in on:
                     self.move(victim, on[str(phase_of(self.r.row(victim)))])
         if key in self.r.checker.rows and phase_of(self.r.row(key)) == "reserved":
-            self.bind(key, "n1", 1)
+            self.bind_to_node(key, "n1", 1)
 
-    # -- grants within the scope, and what merges ----------------------------------------------------------------------
+    # -- grants within the scope, and soft state -----------------------------------------------------------------------
 
     @rule(
         n=NUMBER,
@@ -814,7 +815,7 @@ class AuthorityMachine(Asking):
         ttl=st.sampled_from([1_000, 100_000, 3_000_000]),
         sort=st.sampled_from(["quota", "offer", "budget", "nested", "slots"]),
     )
-    def a_grant_is_issued(self, n: int, cpu: str, ttl: int, sort: str) -> None:
+    def issue_grant(self, n: int, cpu: str, ttl: int, sort: str) -> None:
         parents = [f"tenant/t{n % 2 + 1}", *self.grants()]
         parent = parents[n % len(parents)] if sort == "nested" else parents[0]
         budget = sort == "budget"
@@ -831,7 +832,7 @@ class AuthorityMachine(Asking):
         self.ask(self.r.actors[lease], Issue(f"g{n % 6}", spec))
 
     @rule(n=NUMBER, deed=st.sampled_from(["renew", "close", "close", "reap"]))
-    def a_grant_is_renewed_or_closed(self, n: int, deed: str) -> None:
+    def renew_or_close_grant(self, n: int, deed: str) -> None:
         names = self.grants()
         if names:
             name = names[n % len(names)]
@@ -839,7 +840,7 @@ class AuthorityMachine(Asking):
             self.ask(actor, Renew(name) if deed == "renew" else Close(name))
 
     @rule(n=NUMBER)
-    def something_is_noted(self, n: int) -> None:
+    def record_soft_state(self, n: int) -> None:
         self.ask(
             USER,
             RecordEvent(f"e{n % 5}", EventSpec(regarding="x")),
@@ -852,7 +853,7 @@ class AuthorityMachine(Asking):
     # -- leases ------------------------------------------------------------------------------------------------------
 
     @rule(n=NUMBER, deed=st.sampled_from(["steal", "again", "vacate", "wrong"]))
-    def a_lease_is_fought_over(self, n: int, deed: str) -> None:
+    def contend_for_lease(self, n: int, deed: str) -> None:
         leases = sorted(self.r.actors)
         actor = self.r.actors[leases[n % len(leases)]]
         match deed:
@@ -868,36 +869,36 @@ class AuthorityMachine(Asking):
     # -- batches, restarts, restores -------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.batch is None)
-    @rule(deeds=DEEDS)
-    def a_crowd_asks_at_once(self, deeds: list[tuple[int, int, int]]) -> None:
-        """Several batches' worth, by people who do not know of each other's claims."""
+    @rule(deeds=STEPS)
+    def claim_concurrently(self, deeds: list[tuple[int, int, int]]) -> None:
+        """Several batches of claims, made without knowledge of each other."""
         self.batch = []
-        self.work_goes_on(deeds=deeds)
+        self.run_ordinary_steps(deeds=deeds)
         batch, self.batch = self.batch or [], None
         self.do(self._send_batch(batch))
 
     @precondition(lambda self: self.batch is None)
     @rule()
-    def claims_are_held_back_for_one_batch(self) -> None:
+    def collect_claims_for_batch(self) -> None:
         self.batch = []
 
     @precondition(lambda self: self.batch)
     @rule()
-    def the_batch_is_sent(self) -> None:
+    def send_collected_batch(self) -> None:
         batch, self.batch = self.batch or [], None
         self.do(self._send_batch(batch))
 
     async def _send_batch(self, batch: list[Operation]) -> None:
-        await self.led(self.r)
+        await self.ensure_leader(self.r)
         await self.send(self.r, batch)
 
     @rule()
-    def a_fresh_authority_has_the_same_books(self) -> None:
+    def restarted_authority_has_same_books(self) -> None:
         """F20: everything follows from the store alone."""
         self.do(self._restart())
 
     async def _restart(self) -> None:
-        await self.led(self.r)
+        await self.ensure_leader(self.r)
         self.r.store.plan.clear()
         old = self.r.lead.authority
         before, policy_before = books(old.books), old.books.current_policy()
@@ -913,34 +914,34 @@ class AuthorityMachine(Asking):
 
 
 class BusyMachine(AuthorityMachine):
-    """Without what sets everything back, so that work piles up; always with some that is stronger than the rest."""
+    """Without rules that undo progress, so that load builds up; always with some work of higher priority."""
 
     always = frozenset({0, 2, 3, 10})
 
-    the_backup_is_restored = None  # type: ignore[assignment]
-    a_backup_is_taken = None  # type: ignore[assignment]
-    something_is_deleted = None  # type: ignore[assignment]
-    a_policy_is_adopted_on_lease = None  # type: ignore[assignment]
-    a_policy_is_published_or_rolled_back = None  # type: ignore[assignment]
-    a_lease_is_fought_over = None  # type: ignore[assignment]
-    something_is_noted = None  # type: ignore[assignment]
-    a_node_is_marked = None  # type: ignore[assignment]
+    restore_backup = None  # type: ignore[assignment]
+    take_backup = None  # type: ignore[assignment]
+    delete_object = None  # type: ignore[assignment]
+    adopt_leased_policy = None  # type: ignore[assignment]
+    publish_or_roll_back_policy = None  # type: ignore[assignment]
+    contend_for_lease = None  # type: ignore[assignment]
+    record_soft_state = None  # type: ignore[assignment]
+    mark_node = None  # type: ignore[assignment]
 
 
-def test_the_authority_keeps_its_promises_whatever_is_asked_and_whatever_fails() -> None:
+def test_authority_keeps_invariants_under_any_claims_and_faults() -> None:
     """F01 F02 F10 F12 F15 F16 F19 F20 F24 F25 F27 F33 F34 F37 F38"""
     run_state_machine_as_test(AuthorityMachine, settings=tries(60, 150))
     REACHED.write()
 
 
-def test_a_busy_authority_keeps_its_promises() -> None:
+def test_busy_authority_keeps_invariants() -> None:
     """F01 F02 F12 F15 F16 F19 F20 F24 F25 F33 F34 F37 F38"""
     run_state_machine_as_test(BusyMachine, settings=tries(60, 150))
     REACHED.write()
 
 
-def test_the_tallies_tell_what_was_reached() -> None:
-    """The counts that the soak prints are of codes, transitions and claims; they start at nothing."""
+def test_tallies_count_codes_transitions_and_claims() -> None:
+    """The soak prints these counts; they start empty."""
     tallies = Tallies("nothing")
     tallies.count("x")
     assert tallies.counted == Counter({"x": 1})

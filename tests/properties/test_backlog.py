@@ -1,8 +1,8 @@
-"""Does the backlog do what a plain list would, however attempts, cures, arrivals and time are interleaved?
+"""Property: the backlog behaves like plain lists under any order of attempts, events, arrivals and time.
 
-The model keeps lists, looks at everything at every step and forgets nothing. One machine has a past that is long enough: then
-both agree on everything. In the other the past is as short as can be: then a line may be tried once too often, but a wake-up
-that the model has seen is never lost.
+The model keeps lists, inspects everything at every step and forgets nothing. In one machine the event history is long enough,
+and both agree in everything. In the other it is as short as possible: a queue may be tried once too often, but a wake-up that
+the model has seen is never lost.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CAPACITY = {"cpu": 9, "memory": 18}
 WEIGHTS = {"c": 2}
 
 
-class Kind(NamedTuple):
-    """What the members of one line are."""
+class ClassSpec(NamedTuple):
+    """Properties of the members of one class queue."""
 
     tenant: str
     priority: int
@@ -36,12 +36,12 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("a", 0, (("cpu", 1), ("memory", 4))),
-    Kind("a", 0, (("cpu", 2),)),
-    Kind("a", 2, (("memory", 1),), 500_000),
-    Kind("b", 0, (("cpu", 3), ("memory", 1))),
-    Kind("b", 6, (("cpu", 1),)),
-    Kind("c", 0, (("memory", 2), ("unheard-of", 5)), 90_000),
+    ClassSpec("a", 0, (("cpu", 1), ("memory", 4))),
+    ClassSpec("a", 0, (("cpu", 2),)),
+    ClassSpec("a", 2, (("memory", 1),), 500_000),
+    ClassSpec("b", 0, (("cpu", 3), ("memory", 1))),
+    ClassSpec("b", 6, (("cpu", 1),)),
+    ClassSpec("c", 0, (("memory", 2), ("unheard-of", 5)), 90_000),
 )
 CURES = (("room",), ("node",), ("quota", "a"))
 A_KIND = st.integers(0, len(KINDS) - 1)
@@ -51,14 +51,14 @@ SOME_CURES = st.frozensets(st.sampled_from(CURES), min_size=1, max_size=3)
 
 
 class Pending:
-    """A member as the model has it."""
+    """A member in the model."""
 
     def __init__(self, member: int, arrived_ms: int) -> None:
         self.member, self.arrived_ms, self.flying = member, arrived_ms, False
 
 
-class Plain:
-    """A line as the model has it: a list."""
+class ModelQueue:
+    """A class queue in the model: a list."""
 
     def __init__(self, kind: int, serial: int) -> None:
         self.kind, self.serial = KINDS[kind], serial
@@ -66,15 +66,15 @@ class Plain:
         self.wait: QueueWait | None = None
 
     def queued(self) -> list[Pending]:
-        return [one for one in self.members if not one.flying]
+        return [member for member in self.members if not member.flying]
 
     def key(self) -> tuple[int, int, int]:
         deadline = self.kind.deadline_ms
         return (1 << 70 if deadline is None else deadline, self.queued()[0].arrived_ms, self.serial)
 
 
-class News(NamedTuple):
-    """A cure that happened, and for the lines of which kinds."""
+class WakeUp(NamedTuple):
+    """An event, and the classes it concerns."""
 
     version: int
     cure: tuple[str, ...]
@@ -83,7 +83,7 @@ class News(NamedTuple):
 
 class Attempt(NamedTuple):
     line: ClassQueue
-    plain: Plain
+    plain: ModelQueue
     kind: int
     since: int
 
@@ -102,10 +102,10 @@ class BacklogMachine(RuleBasedStateMachine):
         self.lots = 0
         self.backlog = Backlog(self.lot, ageing=AGEING, history=UnblockHistory(*self.past))
         self.shares = FairShareLedger(CAPACITY, WEIGHTS, 0)
-        self.plain: dict[int, Plain] = {}
+        self.plain: dict[int, ModelQueue] = {}
         self.serial = 0
-        self.placed: list[Kind] = []
-        self.news: list[News] = []
+        self.placed: list[ClassSpec] = []
+        self.news: list[WakeUp] = []
 
     def lot(self, limit: int) -> int:
         self.lots += 7919
@@ -115,7 +115,7 @@ class BacklogMachine(RuleBasedStateMachine):
 
     @initialize(counts=st.lists(st.integers(0, 4), min_size=len(KINDS), max_size=2 * len(KINDS)))
     def fill(self, counts: list[int]) -> None:
-        """So that there is something from the start."""
+        """Start with some members."""
         for i, count in enumerate(counts):
             self.add(i % len(KINDS), i * 5, count, i % 2)
 
@@ -129,13 +129,13 @@ class BacklogMachine(RuleBasedStateMachine):
             self.backlog.add(kind, lambda: ClassQueue(kind, tenant, priority, amount, deadline_ms), one, self.now_ms)
             if kind not in self.plain:
                 self.serial += 1
-                self.plain[kind] = Plain(kind, self.serial)
+                self.plain[kind] = ModelQueue(kind, self.serial)
             self.plain[kind].members.append(Pending(one, self.now_ms))
 
     @rule(data=st.data())
     @precondition(lambda self: self.plain)
-    def leave(self, data: st.DataObject) -> None:
-        """One that is queued or in flight is no longer wanted."""
+    def cancel_member(self, data: st.DataObject) -> None:
+        """A queued or in-flight member is no longer wanted."""
         plain = self.plain[data.draw(st.sampled_from(sorted(self.plain)))]
         member = data.draw(st.sampled_from([one.member for one in plain.members]))
         self.remove(member)
@@ -150,8 +150,8 @@ class BacklogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     @precondition(lambda self: self.flying())
-    def land(self, data: st.DataObject) -> None:
-        """Something of what is in flight is placed, and the rest of that line comes back, in any order."""
+    def place_some_members(self, data: st.DataObject) -> None:
+        """Some in-flight members are placed; the rest of their queue returns, in any order."""
         kind = data.draw(st.sampled_from(sorted({kind for kind, _ in self.flying()})))
         members = data.draw(st.permutations([one for of, one in self.flying() if of == kind]))
         placed = data.draw(st.integers(0, len(members)))
@@ -180,21 +180,21 @@ class BacklogMachine(RuleBasedStateMachine):
 
     @rule(attempt=attempts, cures=SOME_CURES)
     def end(self, attempt: Attempt, cures: frozenset[tuple[str, ...]]) -> None:
-        """Attempts end in any order, also long after, and also twice."""
+        """Attempts end in any order, also very late, also twice."""
         waits = self.backlog.wait(attempt.line, "no_room", cures, since=attempt.since, now_ms=self.now_ms)
         plain = self.plain.get(attempt.kind)
         if plain is not attempt.plain:
-            assert not waits, "a line that is gone waits"
+            assert not waits, "a removed queue waits"
             return
         if plain.wait is not None and plain.wait.since > attempt.since:
-            assert waits and attempt.line.wait == plain.wait, "an older attempt overruled a later one"
+            assert waits and attempt.line.wait == plain.wait, "an older attempt overrode a later one"
             return
         cured = any(one.version > attempt.since and one.cure in cures and attempt.kind in one.kinds for one in self.news)
         plain.wait = None
         if cured:
             assert not waits, "a wake-up was lost"
         elif self.exact or waits:
-            assert waits, "it is tried again for nothing"
+            assert waits, "a retry without a cause"
             plain.wait = attempt.line.wait
             assert (
                 plain.wait is not None
@@ -213,23 +213,23 @@ class BacklogMachine(RuleBasedStateMachine):
 
     @rule(data=st.data(), news=st.lists(NEWS, max_size=4), cures=SOME_CURES)
     @precondition(lambda self: self.plain)
-    def try_in_vain(
+    def attempt_in_vain(
         self, data: st.DataObject, news: list[tuple[tuple[str, ...], frozenset[int] | None]], cures: frozenset[Any]
     ) -> None:
-        """Much may happen while a line is tried."""
+        """Many things may happen during an attempt."""
         attempt = self.begin(data.draw(st.sampled_from(sorted(self.plain))))
         assert isinstance(attempt, Attempt)
         for one in news:
-            self.happens(one)
+            self.wake_up(one)
         self.end(attempt, cures)
 
     @rule(news=NEWS)
-    def happens(self, news: tuple[tuple[str, ...], frozenset[int] | None]) -> None:
+    def wake_up(self, news: tuple[tuple[str, ...], frozenset[int] | None]) -> None:
         cure, kinds = news
         self.backlog.version += 1
         woken = self.backlog.on_event(cure, self.backlog.version, None if kinds is None else picks(kinds))
         picked = EVERYBODY if kinds is None else kinds
-        self.news.append(News(self.backlog.version, cure, picked))
+        self.news.append(WakeUp(self.backlog.version, cure, picked))
         cured = [
             plain for kind, plain in self.plain.items() if kind in picked and plain.wait and cure in plain.wait.unblock_events
         ]
@@ -241,7 +241,7 @@ class BacklogMachine(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
 
-    # Whose turn is it?
+    # Order of queues
 
     @rule(limit=st.integers(0, 3) | st.integers(0, 25))
     def take(self, limit: int) -> None:
@@ -252,7 +252,7 @@ class BacklogMachine(RuleBasedStateMachine):
         assert shown(taken) == self.expected(limit)
 
     def expected(self, limit: int) -> list[tuple[int, int]]:
-        """By the definition: look at everything, pick one, count it, again."""
+        """By definition: inspect everything, pick one, count it, repeat."""
         active = {kind: plain for kind, plain in self.plain.items() if plain.wait is None}
         levels: dict[int, int] = {}
         for priority in {plain.kind.priority for plain in active.values()}:
@@ -281,38 +281,40 @@ class BacklogMachine(RuleBasedStateMachine):
         return max(Fraction(sums[name], total) for name, total in CAPACITY.items()) / WEIGHTS.get(tenant, 1)
 
     def flying(self) -> list[tuple[int, Pending]]:
-        return [(kind, one) for kind, plain in self.plain.items() for one in plain.members if one.flying]
+        return [(kind, member) for kind, plain in self.plain.items() for member in plain.members if member.flying]
 
-    # What is true at every step
+    # Invariants
 
     @property
     def exact(self) -> bool:
         return self.past == BacklogMachine.past
 
     @invariant()
-    def lines_are_as_in_the_model(self) -> None:
+    def queues_equal_model(self) -> None:
         lines = {line.key: line for line in self.backlog.queues()}
         assert lines.keys() == self.plain.keys()
         for kind, plain in self.plain.items():
             line = lines[kind]
             assert line.members() == [one.member for one in plain.queued()]
             assert line.in_flight_count == len(plain.members) - len(plain.queued()) and len(line) == len(plain.members)
-            assert [line.arrived_ms(one.member) for one in plain.members] == [one.arrived_ms for one in plain.members]
+            assert [line.arrived_ms(member.member) for member in plain.members] == [
+                member.arrived_ms for member in plain.members
+            ]
             assert line.wait == plain.wait
         assert len(self.backlog) == sum(len(plain.members) for plain in self.plain.values())
 
     @invariant()
-    def waits_are_told_and_run_out(self) -> None:
+    def waits_are_reported_and_expire(self) -> None:
         waiting = {kind: plain.wait for kind, plain in self.plain.items() if plain.wait is not None}
         assert {line.key: wait for line, wait in self.backlog.waiting()} == waiting
         assert self.backlog.next_ms() == min((wait.until_ms for wait in waiting.values()), default=None)
         assert self.backlog.active == any(plain.wait is None and plain.queued() for plain in self.plain.values())
-        told = self.backlog.reasons()
-        assert sum(tally.queues for tally in told.values()) == len(waiting)
-        assert sum(tally.members for tally in told.values()) == sum(len(self.plain[kind].members) for kind in waiting)
+        reasons = self.backlog.reasons()
+        assert sum(tally.queues for tally in reasons.values()) == len(waiting)
+        assert sum(tally.members for tally in reasons.values()) == sum(len(self.plain[kind].members) for kind in waiting)
 
     @invariant()
-    def nothing_is_kept_of_what_is_gone(self) -> None:
+    def removed_queues_leave_no_state(self) -> None:
         backlog, waits = self.backlog, [plain.wait for plain in self.plain.values() if plain.wait is not None]
         assert backlog._waiters.keys() == {cure for wait in waits for cure in wait.unblock_events}
         assert backlog._queues_in_flight.keys() == {KINDS[kind].tenant for kind, _ in self.flying()}
@@ -328,11 +330,11 @@ class ForgetfulMachine(BacklogMachine):
 
 def shown(taken: list[QueueRun]) -> list[tuple[int, Member]]:
     assert all(members for _, members in taken), "an empty run"
-    assert all(one[0] is not other[0] for one, other in pairwise(taken)), "one run in two pieces"
+    assert all(one[0] is not other[0] for one, other in pairwise(taken)), "one run in two parts"
     return [(line.key, member) for line, members in taken for member in members]  # type: ignore[misc]  # the keys are kinds
 
 
 TestBacklog = BacklogMachine.TestCase
 TestForgetful = ForgetfulMachine.TestCase
-# Steps are cheap here, and the rare ones need company.
+# Steps are cheap here, and rare ones must be combined.
 TestBacklog.settings = TestForgetful.settings = tries(100, 300)

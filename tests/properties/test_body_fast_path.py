@@ -1,4 +1,4 @@
-"""The decoder of manifests accepts only what the reader with positions accepts, and builds the same object."""
+"""Property: the manifest decoder and the reader with positions give the same object or the same error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SPECS: list[Any] = [
 
 @st.composite
 def texts(draw: st.DrawFn) -> str:
-    """A manifest as somebody may write it: in any order, with or without spaces, with keys twice or missing or unknown."""
+    """A manifest as clients may write it: any order and spacing, keys repeated, missing or unknown."""
     meta: list[tuple[str, Any]] = [("name", draw(NAMES)), ("tenant", draw(st.sampled_from(["t", "acme", "", "T"])))]
     if draw(st.booleans()):
         meta.append(("labels", draw(st.dictionaries(KEYS, VALUES, max_size=3))))
@@ -50,22 +50,22 @@ def texts(draw: st.DrawFn) -> str:
     members = [
         ("apiVersion", draw(st.sampled_from(["remit/v1", "remit/v1", "remit/v1", "v1"]))),
         ("kind", draw(st.sampled_from(["Workload", "Workload", "Workload", "Config", "Wrokload"]))),
-        ("metadata", Pairs(draw(doubled(meta)))),
+        ("metadata", Pairs(draw(repeated(meta)))),
         ("spec", draw(st.sampled_from(SPECS))),
     ]
     if draw(st.integers(0, 6)) == 0:
         members.append(("status", {}))
-    members = draw(doubled(draw(st.permutations(members))))
+    members = draw(repeated(draw(st.permutations(members))))
     written = _written(members, draw(st.sampled_from([(",", ":"), (", ", ": "), (",\n ", " : ")])))
     return draw(st.sampled_from(["", "", " ", "\n"])) + written + draw(st.sampled_from(["", "", "\n", " x", "{}"]))
 
 
 class Pairs(list[tuple[str, Any]]):
-    """An object whose keys may stand twice."""
+    """An object with possibly repeated keys."""
 
 
-def doubled(members: list[tuple[str, Any]]) -> st.SearchStrategy[list[tuple[str, Any]]]:
-    """Mostly as they are; sometimes one of them twice, or one less."""
+def repeated(members: list[tuple[str, Any]]) -> st.SearchStrategy[list[tuple[str, Any]]]:
+    """Usually unchanged; sometimes with one member repeated or removed."""
     again = st.sampled_from(members).map(lambda one: [*members, one])
     fewer = st.sampled_from(members).map(lambda one: [other for other in members if other is not one])
     return st.one_of(st.just(members), st.just(members), st.just(members), again, fewer)
@@ -81,7 +81,7 @@ def _written(members: list[tuple[str, Any]], separators: tuple[str, str]) -> str
 
 
 def _outcome(read: Any, body: bytes) -> Any:
-    """Also as bytes: an operation's digest is taken over them, and a retry may be read the other way."""
+    """As bytes too: an operation's digest covers them, and a retry may take the other path."""
     try:
         found = read(body)
     except ApiProblem as failure:
@@ -91,22 +91,22 @@ def _outcome(read: Any, body: bytes) -> Any:
 
 @tries(400, 20_000)
 @given(st.lists(texts(), min_size=1, max_size=3))
-def test_a_body_is_decoded_as_the_reader_reads_it(written: list[str]) -> None:
-    for text in (*written, *written):  # the second time a spec may be known
+def test_body_parses_equally_in_decoder_and_reader(written: list[str]) -> None:
+    for text in (*written, *written):  # the second time, the spec may be cached
         body = text.encode()
         assert _outcome(validate_manifest, body) == _outcome(bodies._read_with_positions, body)
 
 
 @tries(200, 10_000)
 @given(st.lists(texts(), min_size=0, max_size=4), st.sampled_from([",", ", "]))
-def test_many_manifests_are_decoded_as_the_reader_reads_them(written: list[str], between: str) -> None:
+def test_array_body_parses_equally_in_decoder_and_reader(written: list[str], between: str) -> None:
     body = ("[" + between.join(written) + "]").encode()
     for _ in range(2):
-        assert _outcome(validate_manifests, body) == _outcome(_all_whole, body)
+        assert _outcome(validate_manifests, body) == _outcome(_validate_in_full, body)
 
 
-def _all_whole(body: bytes) -> Any:
-    """As if the decoder accepted nothing."""
+def _validate_in_full(body: bytes) -> Any:
+    """With the decoder disabled."""
     with (
         patch.object(bodies, "decode_manifest", lambda body: None),
         patch.object(bodies, "split_array", lambda body, most: []),
@@ -116,8 +116,8 @@ def _all_whole(body: bytes) -> Any:
 
 @tries(200, 5_000)
 @given(st.lists(texts(), min_size=1, max_size=3))
-def test_a_known_spec_is_validated_as_an_unknown_one(written: list[str]) -> None:
-    """By value: also of an object that came by another way than a manifest."""
+def test_cached_validation_equals_first_validation(written: list[str]) -> None:
+    """Compared by value, also for objects that were not read from a manifest."""
     for text in written:
         try:
             thing = msgspec.json.decode(text, type=Workload, dec_hook=_amounts)
@@ -142,7 +142,7 @@ TEXTS = ("a:b", "\x7f", "\x85", "\u2028", "\ufeff", "\U0001f600", "ä", '"', "\\
 
 @st.composite
 def mutated(draw: st.DrawFn) -> str:
-    """A manifest of any kind as JSON, sometimes with a value or a key replaced, doubled, or escaped in another way."""
+    """A manifest of any kind as JSON, sometimes with a replaced value, a duplicate key or an escape."""
     document = draw(manifests((*DECLARED, "Policy", "Workload", "Workload", "Workload")))
     for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
         _mutate(draw, document)
@@ -190,7 +190,7 @@ def _values(value: Any) -> list[Any]:
 
 @tries(400, 5_000, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(mutated())
-def test_the_decoder_accepts_what_the_reader_and_the_validation_accept(text: str) -> None:
+def test_decoder_accepts_only_what_reader_and_authority_accept(text: str) -> None:
     body = text.encode(errors="replace")
     result = read(body, "body.json")
     for _ in range(2):  # the second time the spec may be known
@@ -237,11 +237,11 @@ SPEC = '"spec":{"type":"job","template":{"command":["run"]}}'
         f"{{{HEAD},{META},{SPEC}}} {{}}",
     ],
 )  # fmt: skip
-def test_the_decoder_refuses_what_json_decoders_let_pass(text: str) -> None:
+def test_decoder_rejects_what_a_json_decoder_would_accept(text: str) -> None:
     body = text.encode(errors="surrogatepass")
     assert decode_manifest(body) is None
     assert _outcome(validate_manifest, body) == _outcome(bodies._read_with_positions, body)
-    assert decode_manifest(f"{{{HEAD},{META},{SPEC}}}".encode()) is not None, "the form that they vary is valid"
+    assert decode_manifest(f"{{{HEAD},{META},{SPEC}}}".encode()) is not None, "the unchanged form is valid"
 
 
 def _job(command: list[str]) -> dict[str, Any]:
@@ -249,7 +249,7 @@ def _job(command: list[str]) -> dict[str, Any]:
     return {"apiVersion": "remit/v1", "kind": "Workload", "metadata": meta, "spec": spec}
 
 
-def test_a_mark_spares_one_object_one_validation__not_an_equal_object() -> None:
+def test_validated_mark_counts_for_one_object_and_one_validation() -> None:
     thing = decode(msgspec.json.encode(_job(["run"])))
     bad = msgspec.structs.replace(thing, metadata=msgspec.structs.replace(thing.metadata, name="Not A Name"))
     assert validate(bad)
@@ -259,7 +259,7 @@ def test_a_mark_spares_one_object_one_validation__not_an_equal_object() -> None:
     assert validate(bad), "a mark is used up"
 
 
-def test_marks_and_specs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_and_known_specs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(validation, "VALIDATED_MAX", 8)
     for _ in range(50):
         validate_manifest(msgspec.json.encode(_job(["run"])))
@@ -272,8 +272,8 @@ def test_marks_and_specs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not validation._validated, "objects of long bodies are not retained"
 
 
-def test_a_valid_body_is_not_read_a_second_time(monkeypatch: Any) -> None:
-    """The reader with positions only explains what is refused."""
+def test_valid_body_is_decoded_once(monkeypatch: Any) -> None:
+    """The reader with positions and the strict parser are replaced by None, so that any use of them fails."""
     manifest = {"apiVersion": "remit/v1", "kind": "Workload", "metadata": {"name": "a", "tenant": "t"}, "spec": SPECS[0]}
     monkeypatch.setattr(bodies, "read", None)
     monkeypatch.setattr(bodies, "parse_strict_json", None)

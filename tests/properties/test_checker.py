@@ -1,4 +1,4 @@
-"""Would the checker notice? One planted bug at a time in the product; each must be caught, under the name of its promise."""
+"""The scope checker detects planted defects of the authority, each under the name of its invariant."""
 
 from __future__ import annotations
 
@@ -22,204 +22,204 @@ from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from remit.simulate.checkers.quota_checks import compare_scopes
 from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, furnished, node, run
-from tests.unit.commitment.authority_fixture import T1, bind, move, slice_of, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas
 
 Plant = Callable[[pytest.MonkeyPatch], None]
-Tale = Callable[[Scope], Awaitable[object]]
+Scenario = Callable[[Scope], Awaitable[object]]
 
 EVERYTHING_FITS = ("placing.misfit", lambda *_: None)
 ZONE_B = PolicySpec(rules=(PolicyRule(allow=PolicyAllow(zones=("b",))),))
 
 
-async def too_much_on_one_node(scope: Scope) -> None:
-    for key in await spawned(scope, "w", 2, cpu="3"):
+async def overfill_node(scope: Scope) -> None:
+    for key in await spawn_replicas(scope, "w", 2, cpu="3"):
         await bind(scope, key)
 
 
-async def one_device_twice(scope: Scope) -> None:
-    for key in await spawned(scope, "w", 2, devices=(DeviceRequest(kind="gpu", count=1),)):
+async def bind_device_twice(scope: Scope) -> None:
+    for key in await spawn_replicas(scope, "w", 2, devices=(DeviceRequest(kind="gpu", count=1),)):
         await bind(scope, key, devices={"gpu-0": 1000})
 
 
-async def over_quota(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w", cpu="17")
+async def exceed_quota(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w", cpu="17")
     await scope.must(OPERATOR, Apply(node("n1", "32")))
     await bind(scope, key)
 
 
-async def quota_of_an_offer(scope: Scope) -> None:
+async def issue_quota_from_offer(scope: Scope) -> None:
     offered = GrantSpec(holder="scheduler", amount=amounts(cpu=100), tenant="t1", purpose="offer", ttl=HOUR)
     slice_ = GrantSpec(holder="scheduler", amount=amounts(cpu=50), parent="o", tenant="t1", ttl=HOUR)
     await scope.must(scope.actors["budgets"], Issue("o", offered), Issue("q", slice_))
 
 
-async def over_granted(scope: Scope) -> None:
+async def issue_over_quota(scope: Scope) -> None:
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("17")))
 
 
-async def out_of_phase(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def skip_phases(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
-    await move(scope, key, "ready")
+    await commit_transitions(scope, key, "ready")
 
 
-async def by_another_role(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def move_by_other_role(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
-    await move(scope, key, "start", "run", "ready")
+    await commit_transitions(scope, key, "start", "run", "ready")
     await scope.must(scope.actors["repair"], Move(key, scope.at(key), "serve", 1))
 
 
-async def with_a_stale_epoch(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def bind_at_stale_epoch(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     actor = scope.actors["scheduler"]
     stale = type(actor)(actor.name, actor.role, actor.lease, actor.epoch - 1)
     await scope.must(stale, Bind(key, scope.at(key), "n1", T1))
 
 
-async def one_of_a_gang(scope: Scope) -> None:
-    key, _ = await spawned(scope, "g", 2, gang=2)
+async def bind_one_of_gang(scope: Scope) -> None:
+    key, _ = await spawn_replicas(scope, "g", 2, gang=2)
     await bind(scope, key)
 
 
-async def before_the_victims_went(scope: Scope) -> None:
-    (weak,) = await spawned(scope, "weak", cpu="1")
-    (strong,) = await spawned(scope, "strong", cpu="1", priority="high")
+async def bind_before_victims_stopped(scope: Scope) -> None:
+    (weak,) = await spawn_replicas(scope, "weak", cpu="1")
+    (strong,) = await spawn_replicas(scope, "strong", cpu="1", priority="high")
     await bind(scope, weak)
     claim = Reserve(strong, scope.at(strong), "n1", T1, victims={weak: scope.at(weak)})
     await scope.must(scope.actors["scheduler"], claim)
     await bind(scope, strong)
 
 
-async def on_an_expired_grant(scope: Scope) -> None:
+async def bind_on_expired_grant(scope: Scope) -> None:
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("2", "scheduler", Duration(1_000))))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     scope.clock.at_ms += 2_000
     await bind(scope, key, grant="s")
 
 
-async def the_same_id_again(scope: Scope) -> None:
+async def repeat_operation_id(scope: Scope) -> None:
     operation = await scope.operation(OPERATOR, Apply(node("n1", "5")))
     await scope.send([operation])
     await scope.send([operation])
 
 
-async def against_the_policy(scope: Scope) -> None:
+async def bind_against_policy(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name="p"), spec=ZONE_B)))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
 
 
-async def past_the_policys_lease(scope: Scope) -> None:
+async def bind_past_policy_lease(scope: Scope) -> None:
     await scope.must(scope.actors["policy"], Adopt(1, {}, Duration(1_000), scope.clock.at_ms))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     scope.clock.at_ms += 2_000
     await bind(scope, key)
 
 
-async def on_a_tainted_node(scope: Scope) -> None:
+async def bind_to_tainted_node(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(node("n1", taints=(TAINTED,))))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
 
 
-async def on_a_cordoned_node(scope: Scope) -> None:
+async def bind_to_cordoned_node(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(node("n1", unschedulable=True)))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
 
 
-async def on_the_wrong_labels(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w", placement=Placement(node_selector={"disk": "ssd"}))
+async def bind_to_unlabelled_node(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w", placement=Placement(node_selector={"disk": "ssd"}))
     await bind(scope, key)
 
 
-async def against_the_spread(scope: Scope) -> None:
+async def bind_against_spread(scope: Scope) -> None:
     spread = Placement(topology_spread=(SpreadTerm(topology_key="zone"),))
-    for key in await spawned(scope, "w", 2, placement=spread):
+    for key in await spawn_replicas(scope, "w", 2, placement=spread):
         await bind(scope, key)
 
 
-async def too_near(scope: Scope) -> None:
+async def bind_against_anti_affinity(scope: Scope) -> None:
     apart = Placement(anti_affinity=(Affinity(label_selector={"app": "x"}, topology_key="node"),))
-    for key in await spawned(scope, "w", 2, placement=apart, labels={"app": "x"}):
+    for key in await spawn_replicas(scope, "w", 2, placement=apart, labels={"app": "x"}):
         await bind(scope, key)
 
 
-async def too_far(scope: Scope) -> None:
+async def bind_against_affinity(scope: Scope) -> None:
     near = Placement(affinity=(Affinity(label_selector={"app": "y"}, topology_key="node"),))
-    (key,) = await spawned(scope, "w", placement=near)
+    (key,) = await spawn_replicas(scope, "w", placement=near)
     await bind(scope, key)
 
 
-async def a_result_on_the_way(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def report_result_early(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
     await scope.must(scope.actors["agent/n1"], Move(key, scope.at(key), "start", 1, "ok"))
 
 
-async def marked_across_the_table(scope: Scope) -> None:
+async def mark_lost_from_ready(scope: Scope) -> None:
     await scope.must(scope.actors["node-lifecycle"], Mark("n1", scope.at("node/n1"), NodeHealth.LOST))
 
 
-async def bound_and_moved_elsewhere(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def move_bound_replica_to_other_node(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
-    await move(scope, key, "start")
+    await commit_transitions(scope, key, "start")
 
 
-async def refused_and_done(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def apply_refused_claim(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     await scope.ask(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
 
 
-def _written_then_refused(drawn: Any, operation: Operation, claim: Bind) -> Refused:
+def _apply_and_refuse(drawn: Any, operation: Operation, claim: Bind) -> Refused:
     placement.bind(drawn, operation, claim)
     return Refused(Code.NO_ROOM, "or not")
 
 
-def _moved_and_carried_off(drawn: Any, operation: Operation, claim: Move) -> Any:
+def _move_to_other_node(drawn: Any, operation: Operation, claim: Move) -> Any:
     answer = transitions.move(drawn, operation, claim)
     replica = drawn.replicas[claim.replica]
     drawn.replicas[claim.replica] = replace(replica, status=replace(replica.status, node="n2"))
     return answer
 
 
-BUGS: list[tuple[Tale, str, str, Any]] = [
-    (too_much_on_one_node, "node_sums_never_rise_above_capacity", *EVERYTHING_FITS),
-    (one_device_twice, "exclusive_device_has_one_owner", "placing._check_devices", lambda *_: None),
-    (over_quota, "ledgers_never_rise_above_amount", "GrantLedger.shortage_for", lambda *_: None),
-    (over_granted, "ledgers_never_rise_above_amount", "GrantLedger.shortage_for", lambda *_: None),
-    (quota_of_an_offer, "quota_comes_from_quota", "granting._check_parent", lambda *_: None),
+BUGS: list[tuple[Scenario, str, str, Any]] = [
+    (overfill_node, "node_sums_never_rise_above_capacity", *EVERYTHING_FITS),
+    (bind_device_twice, "exclusive_device_has_one_owner", "placing._check_devices", lambda *_: None),
+    (exceed_quota, "ledgers_never_rise_above_amount", "GrantLedger.shortage_for", lambda *_: None),
+    (issue_over_quota, "ledgers_never_rise_above_amount", "GrantLedger.shortage_for", lambda *_: None),
+    (issue_quota_from_offer, "quota_comes_from_quota", "granting._check_parent", lambda *_: None),
     (
-        out_of_phase,
+        skip_phases,
         "phases_move_along_edges",
         "moving.find_transition",
         lambda name, *_: next(r for r in TRANSITIONS if r.name == name),
     ),
-    (by_another_role, "phases_move_along_edges", "moving.OWNERS", {**OWNERS, "serve": Role.REPAIR}),
-    (with_a_stale_epoch, "accepted_entries_held_their_lease", "decide.check_fence", lambda *_: None),
-    (one_of_a_gang, "gangs_are_bound_together", "Draft.bound_count", lambda *_: 99),
-    (before_the_victims_went, "reservations_are_committed_once", "placing.still_holds", lambda *_: False),
-    (on_an_expired_grant, "draws_are_on_living_grants", "placing.check_alive", lambda *_: None),
-    (the_same_id_again, "one_outcome_per_operation", "Outcomes.check_id", lambda *_: None),
-    (against_the_policy, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (past_the_policys_lease, "policy_in_force_is_recorded_and_alive", "placing._is_before", lambda *_: True),
-    (on_a_tainted_node, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (on_a_cordoned_node, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (on_the_wrong_labels, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (against_the_spread, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (too_near, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (too_far, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (a_result_on_the_way, "attempts_have_one_result", "moving._carried_result", lambda _, claim: claim.result),
+    (move_by_other_role, "phases_move_along_edges", "moving.OWNERS", {**OWNERS, "serve": Role.REPAIR}),
+    (bind_at_stale_epoch, "accepted_entries_held_their_lease", "decide.check_fence", lambda *_: None),
+    (bind_one_of_gang, "gangs_are_bound_together", "Draft.bound_count", lambda *_: 99),
+    (bind_before_victims_stopped, "reservations_are_committed_once", "placing.still_holds", lambda *_: False),
+    (bind_on_expired_grant, "draws_are_on_living_grants", "placing.check_alive", lambda *_: None),
+    (repeat_operation_id, "one_outcome_per_operation", "Outcomes.check_id", lambda *_: None),
+    (bind_against_policy, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (bind_past_policy_lease, "policy_in_force_is_recorded_and_alive", "placing._is_before", lambda *_: True),
+    (bind_to_tainted_node, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (bind_to_cordoned_node, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (bind_to_unlabelled_node, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (bind_against_spread, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (bind_against_anti_affinity, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (bind_against_affinity, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
+    (report_result_early, "attempts_have_one_result", "moving._carried_result", lambda _, claim: claim.result),
     (
-        marked_across_the_table,
+        mark_lost_from_ready,
         "node_health_moves_by_its_owner",
         "moving.NODE_HEALTH_TRANSITIONS",
         {(NodeHealth.READY, NodeHealth.LOST)},
     ),
-    (bound_and_moved_elsewhere, "one_binding_per_attempt", "RULINGS", {Move: _moved_and_carried_off}),
-    (refused_and_done, "refusals_change_nothing", "RULINGS", {Bind: _written_then_refused}),
+    (move_bound_replica_to_other_node, "one_binding_per_attempt", "RULINGS", {Move: _move_to_other_node}),
+    (apply_refused_claim, "refusals_change_nothing", "RULINGS", {Bind: _apply_and_refuse}),
 ]
 PLACES: dict[str, Any] = {
     "granting": grants, "placing": placement, "moving": transitions, "decide": decide,
@@ -228,9 +228,11 @@ PLACES: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("tale", "promise", "where", "bug"), BUGS, ids=[tale.__name__ for tale, *_ in BUGS])
-def test_a_planted_bug_is_caught(tale: Tale, promise: str, where: str, bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def tell() -> None:
+@pytest.mark.parametrize(("scenario", "promise", "where", "bug"), BUGS, ids=[scenario.__name__ for scenario, *_ in BUGS])
+def test_planted_defect_is_detected(
+    scenario: Scenario, promise: str, where: str, bug: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run_scenario() -> None:
         scope = await furnished()
         if where == "RULINGS":
             for claim, decider in bug.items():
@@ -239,28 +241,28 @@ def test_a_planted_bug_is_caught(tale: Tale, promise: str, where: str, bug: Any,
             room, name = where.split(".")
             monkeypatch.setattr(PLACES[room], name, bug)
         with pytest.raises(Violated, match=promise) as caught:
-            await tale(scope)
+            await scenario(scope)
         assert "history of" in str(caught.value)
 
-    run(tell())
+    run(run_scenario())
 
 
-def test_without_the_bugs_none_of_these_tales_is_a_violation() -> None:
-    """Else the tests above would show nothing. Here the authority refuses, and the tale ends with that."""
+def test_scenarios_without_defect_violate_nothing() -> None:
+    """Otherwise the tests above prove nothing. Here the authority refuses, which ends the scenario."""
 
-    async def tell(tale: Tale) -> None:
+    async def run_scenario(scenario: Scenario) -> None:
         scope = await furnished()
         try:
-            await tale(scope)
+            await scenario(scope)
         except AssertionError as refused:
             assert not isinstance(refused, Violated)
         await scope.close()
 
-    for tale, *_ in BUGS:
-        run(tell(tale))
+    for scenario, *_ in BUGS:
+        run(run_scenario(scenario))
 
 
-def test_a_grant_in_two_hands_is_caught() -> None:
+def test_grant_held_by_two_scopes_is_detected() -> None:
     issued = {"grant/s": (1, {"spec": {"amount": {"cpu": "4"}}, "status": {"returned": {"cpu": "3"}}})}
     held = {"grant/s": (1, {"spec": {"amount": {"cpu": "2"}, "issuer": "scope/global"}})}
     assert [key for key, _ in compare_scopes(issued, held, "r1")] == ["grant/s"]

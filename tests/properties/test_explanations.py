@@ -1,4 +1,4 @@
-"""Whatever the cluster: is the reason the scheduler's own, do funnels add up, is each suggestion enough and none too large?"""
+"""Property: explanations name the scheduler's reason, funnels add up, and suggestions suffice without excess."""
 
 from __future__ import annotations
 
@@ -100,31 +100,31 @@ def clusters(draw: st.DrawFn) -> Cluster:
     return cluster.work(made, max(gang, 1), on=on)
 
 
-BEFORE_ROOM = ("over_quota", "grant_expired", "grant_void", "gang_short", "override")
+BEFORE_CAPACITY = ("over_quota", "grant_expired", "grant_void", "gang_short", "override")
 
 
 @given(clusters())
-def test_the_reason_is_the_scheduler_s__and_each_suggestion_is_enough_and_less_is_not(cluster: Cluster) -> None:
-    told = cluster.explained()
-    note(str(told))
+def test_explanation_names_scheduler_reason_and_minimal_suggestions(cluster: Cluster) -> None:
+    explanation = cluster.explained()
+    note(str(explanation))
     result = cluster.scheduled()
-    assert sums(told.passage)
-    want = told.quota.wanted
-    if told.verdict == "now":
+    assert sums(explanation.passage)
+    want = explanation.quota.wanted
+    if explanation.verdict == "now":
         assert sum(name.startswith("replica/t1/w-") for name in result.bound) >= want
-        assert told.unblocks == ()
+        assert explanation.unblocks == ()
         return
     reason, never = result.waits["replica/t1/w-0"]
-    assert reason == told.reason
-    assert told.verdict == "never" or not never
-    if reason in BEFORE_ROOM:  # a scheduler looks at no node then; that none could ever take it is told all the same
-        kinds = [{change.kind for change in one.changes} for one in told.unblocks]
-        assert told.verdict == "not-now" or all(found & {"grow", "shrink", "filter", "nodes"} for found in kinds)
+    assert reason == explanation.reason
+    assert explanation.verdict == "never" or not never
+    if reason in BEFORE_CAPACITY:  # the scheduler looks at no node then; the explanation still states if none could ever fit
+        kinds = [{change.kind for change in suggestion.changes} for suggestion in explanation.unblocks]
+        assert explanation.verdict == "not-now" or all(found & {"grow", "shrink", "filter", "nodes"} for found in kinds)
     else:
-        assert never is (told.verdict == "never")
-    for unblock in told.unblocks:
+        assert never is (explanation.verdict == "never")
+    for unblock in explanation.unblocks:
         note(str(unblock))
-        after = cluster.done(unblock)
+        after = cluster.with_remedy(unblock)
         assert after.bound() >= want, after.scheduled()
         for less in smaller(unblock):
-            assert cluster.done(less).bound() < want, less
+            assert cluster.with_remedy(less).bound() < want, less

@@ -1,4 +1,4 @@
-"""Do the law over columns, the law node by node, and an independent oracle say the same of what fits?"""
+"""Property: placement rules over columns, node by node, and an independent oracle agree."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from remit.model.resources import Amount
 from remit.observation.node_columns import NodeColumns, NodeFree, SelectedRows, translate_requirements
 from remit.observation.topology_counts import ColumnPeerCounts
 from tests.properties.effort import tries
-from tests.unit.law.fit_oracle import Scene, Work, broken, devices_found
+from tests.unit.law.fit_oracle import PlacementCase, Work, devices_available, violations
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
 from tests.unit.law.strategies import MODELS, TOPOLOGY_KEYS, amounts, few, nodes_left, one_of, scenes
 
 
-class Asked(NamedTuple):
-    """One scene, ready to be judged both ways."""
+class PreparedCase(NamedTuple):
+    """One case, prepared for both ways of evaluation."""
 
     ask: fit.Requirements
     sites: list[OneNode]
@@ -32,27 +32,27 @@ class Asked(NamedTuple):
     over_peers: ColumnPeerCounts
 
 
-def ask_of(work: Work, scene: Scene) -> fit.Requirements:
+def ask_of(work: Work, scene: PlacementCase) -> fit.Requirements:
     return compile_requirements(work.tenant, work.name, work.labels, work.spec, scene.policies)
 
 
-def asked(scene: Scene) -> Asked:
+def prepare(scene: PlacementCase) -> PreparedCase:
     ask = ask_of(scene.work, scene)
     sites = [OneNode(one) for one in scene.left]
     peers = PlainPeers(sites, [(ask_of(work, scene), scene.left[row].node) for work, row in scene.standing])
     columns = NodeColumns(scene.left)
-    return Asked(
+    return PreparedCase(
         ask, sites, peers, columns, translate_requirements(ask, columns), ColumnPeerCounts(columns, peers.counted([ask]))
     )
 
 
 def column(truth: Any, rows: int) -> list[bool]:
-    """A rule that speaks of no node in particular answers one bool for all of them."""
+    """A rule that is independent of the node returns one bool for all rows."""
     return [bool(one) for one in np.broadcast_to(np.asarray(truth, dtype=np.bool_), rows)]
 
 
 @given(st.integers(1, 4).flatmap(lambda count: st.tuples(*map(nodes_left, range(count)))))
-def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: tuple[NodeFree, ...]) -> None:
+def test_column_row_equals_node_state(left: tuple[NodeFree, ...]) -> None:
     columns = NodeColumns(left)
     for row, site in enumerate(OneNode(one) for one in left):
         assert {name: free[row] for name, free in columns.free.items()} == {n: site.free.get(n, 0) for n in columns.free}
@@ -68,9 +68,9 @@ def test_a_row_of_the_columns_is_what_the_node_has_and_is(left: tuple[NodeFree, 
 
 @given(scenes())
 @tries(100, 200)
-def test_the_mask_over_columns_is_the_answer_node_by_node(scene: Scene) -> None:
-    """F26: proposer and authority run one rule."""
-    this = asked(scene)
+def test_mask_over_columns_equals_rules_per_node(scene: PlacementCase) -> None:
+    """F26: scheduler and authority apply the same rules."""
+    this = prepare(scene)
     fits = fit.mask(this.over, this.columns, this.over_peers)
     assert fits.dtype == np.bool_ and fits.shape == (len(scene.left),)
     assert fits.tolist() == [fit.misfit(this.ask, site, this.peers) is None for site in this.sites]
@@ -78,8 +78,8 @@ def test_the_mask_over_columns_is_the_answer_node_by_node(scene: Scene) -> None:
 
 @given(scenes())
 @tries(100, 200)
-def test_every_rule_over_columns_is_the_rule_node_by_node(scene: Scene) -> None:
-    this = asked(scene)
+def test_every_rule_over_columns_equals_rule_per_node(scene: PlacementCase) -> None:
+    this = prepare(scene)
     for rule in fit.RULES:
         found = column(rule.check(this.over, this.columns, this.over_peers), len(scene.left))
         said = [bool(rule.check(this.ask, site, this.peers)) for site in this.sites]
@@ -88,15 +88,15 @@ def test_every_rule_over_columns_is_the_rule_node_by_node(scene: Scene) -> None:
 
 @given(scenes() | scenes(loud=frozenset({"peers"})))
 @tries(150, 300)
-def test_the_law_refuses_exactly_what_the_oracle_refuses__and_for_the_same_reasons(scene: Scene) -> None:
-    this = asked(scene)
+def test_refusals_equal_those_of_oracle(scene: PlacementCase) -> None:
+    this = prepare(scene)
     for row, site in enumerate(this.sites):
-        assert set(fit.misfits(this.ask, site, this.peers)) == broken(scene, row), site.node.metadata.name
+        assert set(fit.misfits(this.ask, site, this.peers)) == violations(scene, row), site.node.metadata.name
 
 
 @given(scenes())
-def test_the_first_misfit_is_the_first_of_all_misfits(scene: Scene) -> None:
-    this = asked(scene)
+def test_first_misfit_is_first_of_all_misfits(scene: PlacementCase) -> None:
+    this = prepare(scene)
     for site in this.sites:
         every = fit.misfits(this.ask, site, this.peers)
         assert fit.misfit(this.ask, site, this.peers) == (every[0] if every else None)
@@ -104,23 +104,23 @@ def test_the_first_misfit_is_the_first_of_all_misfits(scene: Scene) -> None:
 
 
 @given(scenes())
-def test_static_rules_do_not_look_at_what_is_left_or_who_is_where(scene: Scene) -> None:
-    this = asked(scene)
-    bare = asked(scene._replace(left=[NodeFree(one.node, {}, {}) for one in scene.left], standing=[]))
+def test_static_rules_ignore_usage_and_peers(scene: PlacementCase) -> None:
+    this = prepare(scene)
+    bare = prepare(scene._replace(left=[NodeFree(one.node, {}, {}) for one in scene.left], standing=[]))
     for rule in fit.STATIC_RULES:
         for site, emptied in zip(this.sites, bare.sites, strict=True):
             assert rule.check(this.ask, site, this.peers) == rule.check(bare.ask, emptied, bare.peers)
 
 
-def test_the_scenes_reach_every_refusal_alone__and_none() -> None:
-    """Otherwise the properties above would hold of nothing."""
+def test_generated_cases_reach_every_refusal_alone() -> None:
+    """Otherwise the properties above would be vacuous."""
     reached: set[str] = set()
 
     @given(scenes())
-    @settings(max_examples=400, derandomize=True)  # also in soak: fresh seeds may miss a rare one
-    def look(scene: Scene) -> None:
+    @settings(max_examples=400, derandomize=True)  # also in the soak: fresh seeds may miss a rare one
+    def look(scene: PlacementCase) -> None:
         for row in range(len(scene.left)):
-            found = broken(scene, row)
+            found = violations(scene, row)
             if len(found) <= 1:
                 reached.update(found or {"fits"})
 
@@ -146,21 +146,19 @@ gpu_asks = st.lists(
 
 @given(gpus, gpu_asks)
 @tries(200, 400)
-def test_halls_condition_finds_devices_exactly_when_a_search_does__also_where_model_sets_overlap(
-    models: list[str], asks: list[DeviceRequest]
-) -> None:
+def test_hall_condition_finds_devices_exactly_when_search_does(models: list[str], asks: list[DeviceRequest]) -> None:
     devices = [Device(name=f"gpu-{n}", kind="gpu", model=model) for n, model in enumerate(models)]
     spec = WorkloadSpec(type="job", template=Template(command=("run",), devices=tuple(asks)))
     ask = compile_requirements("risk", "train", {}, spec, ())
     node = Node(metadata=Metadata(name="n"), spec=NodeSpec(region="r", zone="z", capacity=Amount(), devices=tuple(devices)))
-    assert bool(fit.devices(ask, OneNode(NodeFree(node, {}, {})), PlainPeers([], []))) == devices_found(asks, devices, {})
+    assert bool(fit.devices(ask, OneNode(NodeFree(node, {}, {})), PlainPeers([], []))) == devices_available(asks, devices, {})
 
 
 # ----------------------------------------------------------------------------------------------------------- increments
 
 
-def shown(columns: NodeColumns) -> dict[str, Any]:
-    """All that rules can see, by node: rows may stand in any order, and names may have any ids."""
+def visible_state(columns: NodeColumns) -> dict[str, Any]:
+    """Everything that rules can see, by node: row order and name ids are arbitrary."""
     found = {}
     for name, row in columns.rows.items():
         found[name] = {
@@ -183,7 +181,7 @@ def shown(columns: NodeColumns) -> dict[str, Any]:
 
 
 @given(st.data(), scenes(most=3))
-def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_stays(data: st.DataObject, scene: Scene) -> None:
+def test_incremental_columns_equal_rebuilt_ones_and_frozen_ones_stay(data: st.DataObject, scene: PlacementCase) -> None:
     columns, lefts = NodeColumns(), dict[str, NodeFree]()
     kept: list[tuple[NodeColumns, dict[str, Any]]] = []
     for _ in range(data.draw(st.integers(1, 12))):
@@ -209,12 +207,12 @@ def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_s
                 del lefts[name]
                 columns.drop(name)
             case "freeze":
-                kept.append((columns.freeze(), shown(columns)))
+                kept.append((columns.freeze(), visible_state(columns)))
             case "look":
                 columns.label("disk"), columns.domain("rack")
-        assert shown(columns) == shown(NodeColumns(lefts.values()))
+        assert visible_state(columns) == visible_state(NodeColumns(lefts.values()))
     for frozen, was in kept:
-        assert shown(frozen) == was
+        assert visible_state(frozen) == was
     ask = ask_of(scene.work, scene)
     fits = column(fit.mask(translate_requirements(ask, columns), columns, ColumnPeerCounts(columns, {})), len(columns))
     anew = NodeColumns(lefts.values())
@@ -229,8 +227,8 @@ def test_columns_kept_row_by_row_are_the_columns_made_anew__and_what_is_frozen_s
 
 
 @given(scenes())
-def test_peers_added_one_by_one_are_the_peers_counted_at_once(scene: Scene) -> None:
-    this = asked(scene)
+def test_incremental_peer_counts_equal_recounted_ones(scene: PlacementCase) -> None:
+    this = prepare(scene)
     counted = this.peers.counted([this.ask])
     grown = ColumnPeerCounts(this.columns, {})
     for index, domains in counted.items():

@@ -1,8 +1,8 @@
-"""Does every story end the same, wherever it is interrupted? At each store call in turn: a crash, a lost answer, a late write.
+"""Property: a scenario ends the same wherever it is interrupted: by a crash, a lost answer or a late write at each store call.
 
-A story is told once without interruption. Then it is told again for every call that reached the store and for every way in
-which that call can go wrong; a new authority takes over, and the client asks the same operations under the same ids. It must
-hear the same verdicts, and the same rows must stand at the end, but for epochs, sequences and the audit.
+A scenario runs once without interruption, then again for every store call and every fault. After a fault a new authority takes
+over, and the client repeats the same operations under the same ids. The verdicts and the final rows must be equal, except for
+epochs, sequences and the audit.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ from tests.properties.authority_world import (
 STRIKES = {"commit": ("before", "after", "lost", "landed", "late", "later", "unavailable"), "read": ("before", "unavailable")}
 
 
-class Teller:
-    """A client that does not give up: after any failure somebody takes over, and the same id is asked again."""
+class PersistentClient:
+    """A client that never gives up: after any failure it takes over and repeats the same operation id."""
 
     def __init__(self, *scopes: Scope) -> None:
         self.scopes = scopes
         self.scope = scopes[0]
-        self.said: list[str] = []
+        self.answers: list[str] = []
 
-    def on(self, scope: Scope) -> Teller:
+    def on(self, scope: Scope) -> PersistentClient:
         self.scope = scope
         return self
 
     async def ask(self, actor: str | Actor, claim: AnyClaim) -> int:
         scope = self.scope
         who = scope.actors[actor] if isinstance(actor, str) else actor
-        made = operation_id(scope.row("head")["incarnation"], 1, f"step{len(self.said)}")
+        made = operation_id(scope.row("head")["incarnation"], 1, f"step{len(self.answers)}")
         operation = Operation(made, who, claim)
         for _ in range(12):
             if not scope.lead.alive:
@@ -86,7 +86,7 @@ class Teller:
             answers = await scope.send([operation])
             if not isinstance(answers, EndpointError):
                 verdict = answers[0]
-                self.said.append(f"{verdict.code}" if isinstance(verdict, Refused) else f"accepted {verdict.number}")
+                self.answers.append(f"{verdict.code}" if isinstance(verdict, Refused) else f"accepted {verdict.number}")
                 return verdict.number if isinstance(verdict, Accepted) else -1
         raise AssertionError(f"{operation} was never answered: {answers}")
 
@@ -117,14 +117,14 @@ class Teller:
         return [f"replica/t1/{name}-{i}" for i in range(count)]
 
 
-async def bind(t: Teller) -> None:
+async def bind(t: PersistentClient) -> None:
     (key,) = await t.spawned("w", 1)
     await t.bind(key)
     await t.move(key, "start", "run", "ready", "serve")
 
 
-async def preempt(t: Teller) -> None:
-    """F19 F24: victims go, the reservation is confirmed; the victim comes again elsewhere."""
+async def preempt(t: PersistentClient) -> None:
+    """F19 F24: victims stop, the reservation is confirmed, the victim is placed elsewhere."""
     (weak,) = await t.spawned("weak", 1, cpu="3")
     (strong,) = await t.spawned("strong", 1, cpu="4", priority="high")
     await t.bind(weak)
@@ -136,7 +136,7 @@ async def preempt(t: Teller) -> None:
     await t.bind(weak, "n2")
 
 
-async def gang(t: Teller) -> None:
+async def gang(t: PersistentClient) -> None:
     """F25"""
     members = await t.spawned("g", 3, gang=2)
     bad = tuple(Bind(key, t.scope.at(key), "n9", "tenant/t1") for key in members)
@@ -144,7 +144,7 @@ async def gang(t: Teller) -> None:
     await t.ask("scheduler", BindGang(tuple(Bind(key, t.scope.at(key), "n1", "tenant/t1") for key in members)))
 
 
-async def policy_rollback(t: Teller) -> None:
+async def policy_rollback(t: PersistentClient) -> None:
     def published(zone: str) -> Policy:
         return Policy(metadata=Metadata(name="p"), spec=PolicySpec(rules=(PolicyRule(allow=PolicyAllow(zones=(zone,))),)))
 
@@ -156,8 +156,8 @@ async def policy_rollback(t: Teller) -> None:
     await t.bind(key, "n2")
 
 
-async def delete_workload(t: Teller) -> None:
-    """F24 F30: deleted only when nothing of it is left."""
+async def delete_workload(t: PersistentClient) -> None:
+    """F24 F30: the workload is deleted once nothing of it is left."""
     (key,) = await t.spawned("w", 1)
     await t.bind(key)
     await t.ask(USER, Delete("Workload", "w", "t1"))
@@ -166,8 +166,8 @@ async def delete_workload(t: Teller) -> None:
     await t.ask(USER, Delete("Workload", "w", "t1"))
 
 
-async def restore(t: Teller) -> None:
-    """F10: a backup in the store's place, in the middle of the story."""
+async def restore(t: PersistentClient) -> None:
+    """F10: a restore in the middle of the scenario."""
     a, b = await t.spawned("w", 2)
     await t.bind(a)
     await t.ask("budgets", Issue("s", slice_of("2")))
@@ -194,8 +194,8 @@ def incarnation(scope: Scope) -> str:
     return str(scope.row("head")["incarnation"])
 
 
-async def grant_round_trip(t: Teller) -> None:
-    """F43: recognise, issue, accept, draw, give back, credit, renew, close, final report; the issuer is the second scope."""
+async def grant_round_trip(t: PersistentClient) -> None:
+    """F43: accept, issue, draw, return, credit, renew, close, final report; the issuer is the second scope."""
     region, issuer = t.scopes
     here, there = incarnation(region), incarnation(issuer)
     await t.on(region).ask("budgets", AcceptIncarnation("scope/global", there))
@@ -218,10 +218,10 @@ async def grant_round_trip(t: Teller) -> None:
 STORIES = [bind, preempt, gang, policy_rollback, delete_workload, restore, grant_round_trip]
 
 
-async def told(
-    story: Callable[[Teller], Awaitable[None]], strikes: dict[int, str], struck: int = 0
+async def run_interrupted(
+    story: Callable[[PersistentClient], Awaitable[None]], strikes: dict[int, str], struck: int = 0
 ) -> tuple[list[str], list[Any], list[str]]:
-    """What was answered, what stands at the end in each scope, and which calls the struck store was asked."""
+    """The answers, the final rows of each scope, and the store calls of the interrupted one."""
     clock = FakeClock()
     scopes = [await furnished("r1", clock, nodes=[node("n1"), node("n2", zone="b")])]
     if story is grant_round_trip:
@@ -229,16 +229,16 @@ async def told(
         await scopes[1].must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
     store = scopes[struck].store
     store.calls, store.kinds, store.strikes = 0, [], strikes
-    teller = Teller(*scopes)
-    await story(teller)
-    ends = [plain(await scope.dump()) for scope in scopes]
+    client = PersistentClient(*scopes)
+    await story(client)
+    ends = [comparable(await scope.dump()) for scope in scopes]
     for scope in scopes:
         await scope.close()
-    return teller.said, ends, scopes[struck].store.kinds
+    return client.answers, ends, scopes[struck].store.kinds
 
 
-def plain(rows: dict[str, bytes]) -> dict[str, Any]:
-    """Without what names the batch or the time at which something was written."""
+def comparable(rows: dict[str, bytes]) -> dict[str, Any]:
+    """Without the fields that name the batch or the time of a write."""
 
     def stripped(value: Any) -> Any:
         if isinstance(value, dict):
@@ -253,22 +253,24 @@ def plain(rows: dict[str, bytes]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("story", "struck"), [*((s, 0) for s in STORIES), (grant_round_trip, 1)])
-def test_a_story_that_is_interrupted_anywhere_ends_the_same(story: Callable[[Teller], Awaitable[None]], struck: int) -> None:
+def test_scenario_interrupted_at_any_store_call_ends_the_same(
+    story: Callable[[PersistentClient], Awaitable[None]], struck: int
+) -> None:
     """F01 F15 F19 F20: at every store call in turn."""
-    said, ends, kinds = run(told(story, {}, struck))
+    expected, ends, kinds = run(run_interrupted(story, {}, struck))
     for call, kind in enumerate(kinds, 1):
         for word in STRIKES[kind]:
-            answers, rows, _ = run(told(story, {call: word}, struck))
-            assert answers == said, f"{kind} {call} {word}"
+            answers, rows, _ = run(run_interrupted(story, {call: word}, struck))
+            assert answers == expected, f"{kind} {call} {word}"
             assert rows == ends, f"{kind} {call} {word}"
 
 
 @pytest.mark.parametrize("story", [preempt, restore, delete_workload])
-def test_a_story_that_is_interrupted_twice_ends_the_same(story: Callable[[Teller], Awaitable[None]]) -> None:
-    """F20: the second blow falls on the recovery from the first."""
-    said, ends, kinds = run(told(story, {}))
+def test_scenario_interrupted_twice_ends_the_same(story: Callable[[PersistentClient], Awaitable[None]]) -> None:
+    """F20: the second fault strikes the recovery from the first."""
+    expected, ends, kinds = run(run_interrupted(story, {}))
     for call, kind in enumerate(kinds, 1):
         for next_one in (1, 2, 4):
             strikes = {call: "after" if kind == "commit" else "before", call + next_one: "before"}
-            answers, rows, _ = run(told(story, strikes))
-            assert (answers, rows) == (said, ends), strikes
+            answers, rows, _ = run(run_interrupted(story, strikes))
+            assert (answers, rows) == (expected, ends), strikes

@@ -1,4 +1,4 @@
-"""Does the kernel place as a plain loop over nodes would, one by one, and does a run come to the very same places?"""
+"""Property: the kernel places like a plain loop over nodes, one by one and in runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from remit.proposal.placement.plugins import Score
 from remit.proposal.placement.topology_gates import HIGH_PRECISION_FACTOR, PREFER_WEIGHT, SCALE
 from tests.properties.effort import tries
 from tests.properties.test_fit import ask_of
-from tests.unit.law.fit_oracle import Scene, Work
+from tests.unit.law.fit_oracle import PlacementCase, Work
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
 from tests.unit.law.strategies import GROUPS, nodes_left, scenes, works
-from tests.unit.proposal.placement.fragmentation_oracle import Slow
+from tests.unit.proposal.placement.fragmentation_oracle import ReferenceScore
 
 FRAGMENTATION = "fragmentation"
 PROFILES: dict[str, tuple[Score, ...]] = {
@@ -32,27 +32,27 @@ PROFILES: dict[str, tuple[Score, ...]] = {
     "none": (),
     FRAGMENTATION: DEFAULT_SCORES,
 }
-"""With the last, the score of that name counts too, which is made for the columns."""
+"""With the last one, the fragmentation score, which is computed for columns, counts too."""
 NEAR = 1e-3 / RANGE * SCALE * HIGH_PRECISION_FACTOR
 """Sums in another order differ by less."""
 
 
-class Plain:
-    """The same by nested loops over plain values: law/fit.py node by node, scores as numbers, counting anew each time."""
+class PlainPlacement:
+    """The same by nested loops over plain values: rules node by node, plain scores, counts from scratch."""
 
     def __init__(
         self, left: Sequence[NodeFree], standing: Sequence[tuple[fit.Requirements, int]], profile: Sequence[Score]
     ) -> None:
         self.left, self.standing, self.profile = list(left), list(standing), profile
-        self.slow: Slow | None = None
-        """Where the fragmentation score counts: then in place of all that is not static."""
+        self.slow: ReferenceScore | None = None
+        """If the fragmentation score counts, it replaces every score that is not static."""
 
     def place(self, ask: fit.Requirements) -> int:
         found = self.numbers(ask)
         return max(found, key=lambda row: (found[row], -row), default=-1)
 
     def numbers(self, ask: fit.Requirements) -> dict[int, int]:
-        """Of the rows where it fits."""
+        """Scores of the rows where it fits."""
         sites = [OneNode(one) for one in self.left]
         peers = PlainPeers(sites, [(other, self.left[row].node) for other, row in self.standing])
         likes = {bool(ask.untolerated_soft[site.taints]) for site in sites}
@@ -101,15 +101,15 @@ class Plain:
 
 
 class _Priced:
-    """A node with what a score asks of it beyond the law."""
+    """A node with the attributes that scores use beyond the rules."""
 
     def __init__(self, site: OneNode) -> None:
         self.free, self.taints = {name: site.free.get(name, 0) for name, _ in site.node.spec.capacity}, site.taints
         self.share = {name: 1 / count for name, count in site.node.spec.capacity if count}
 
 
-class Learnt:
-    """A kernel's fragmentation score, which is told what comes, if it counts at all; and the same slowly."""
+class LearnedScore:
+    """A kernel's fragmentation score with its observed demand, and the same computed slowly."""
 
     def __init__(self, columns: NodeColumns, profile: str) -> None:
         self.columns = columns
@@ -119,7 +119,7 @@ class Learnt:
     def scores(self) -> tuple[Score, ...]:
         return (self.made.score,) if self.made is not None else ()
 
-    def come(self, ask: fit.Requirements, count: int, plain: Plain | None = None) -> None:
+    def come(self, ask: fit.Requirements, count: int, plain: PlainPlacement | None = None) -> None:
         if self.made is None:
             return
         self.made.arrived(ask, count)
@@ -127,14 +127,14 @@ class Learnt:
         self.made.update_weights()
         if plain is not None and self.columns.whole_devices and (plain.slow is None or self.made.score.epoch() != before):
             worths = {kind: found.tolist() for kind, found in self.made._worths.items()}
-            plain.slow = Slow(self.made.demand.frequent_shapes(SHAPES_WEIGHED_MAX), worths, plain.left)
+            plain.slow = ReferenceScore(self.made.demand.frequent_shapes(SHAPES_WEIGHED_MAX), worths, plain.left)
 
 
 def kernel_of(
     left: Sequence[NodeFree], asks: Sequence[fit.Requirements], standing: Sequence[tuple[fit.Requirements, int]], profile: str
-) -> tuple[Kernel, Learnt]:
+) -> tuple[Kernel, LearnedScore]:
     columns = NodeColumns(left)
-    learnt = Learnt(columns, profile)
+    learnt = LearnedScore(columns, profile)
     peers = PlainPeers([OneNode(one) for one in left], [(ask, left[row].node) for ask, row in standing])
     kernel = Kernel(columns, ColumnPeerCounts(columns, peers.counted(asks)), scores=(*PROFILES[profile], *learnt.scores))
     for at, ask in enumerate(asks):
@@ -143,7 +143,7 @@ def kernel_of(
 
 
 def full(left: NodeFree) -> NodeFree:
-    """As drawn, but with no less left than nothing was taken: room for a run."""
+    """The drawn node with nothing used: capacity for a run."""
     return NodeFree(left.node, dict(left.node.spec.capacity.pairs), {})
 
 
@@ -153,12 +153,12 @@ loud = st.sampled_from(
 
 
 on_devices = st.sampled_from([frozenset({"devices"} | more) for more in (set[str](), {"resources"}, {"taints"}, {"peers"})])
-Coming = tuple[Scene, list[Work], list[tuple[int, int]], str]
+Coming = tuple[PlacementCase, list[Work], list[tuple[int, int]], str]
 
 
 @st.composite
 def orders(draw: st.DrawFn, among: st.SearchStrategy[frozenset[str]] = loud, profile: str = "") -> Coming:
-    """A scene, several sorts of work, and how many of which come one after another."""
+    """A case, several classes, and how many replicas of each arrive one after another."""
     groups = draw(among)
     scene = draw(scenes(most=1, loud=groups))
     left = [draw(nodes_left(row, groups)) for row in range(draw(st.integers(1, 6)))]
@@ -171,13 +171,13 @@ def orders(draw: st.DrawFn, among: st.SearchStrategy[frozenset[str]] = loud, pro
 
 @tries(100, 300)
 @given(orders(), st.booleans())
-def test_one_by_one_the_kernel_places_as_a_plain_loop_does(order: Coming, freed: bool) -> None:
+def test_kernel_places_like_plain_loop(order: Coming, freed: bool) -> None:
     place_one_by_one(order, freed)
 
 
 @tries(150, 500)
 @given(orders(on_devices, FRAGMENTATION), st.booleans())
-def test_where_others_will_ask_for_devices_it_places_as_the_formulas_say(order: Coming, freed: bool) -> None:
+def test_kernel_with_device_demand_places_by_formula(order: Coming, freed: bool) -> None:
     place_one_by_one(order, freed)
 
 
@@ -186,7 +186,7 @@ def place_one_by_one(order: Coming, freed: bool) -> None:
     asks = [ask_of(work, scene) for work in sorts]
     standing = [(ask_of(work, scene), row) for work, row in scene.standing]
     kernel, learnt = kernel_of(scene.left, asks, standing, profile)
-    plain = Plain(scene.left, standing, PROFILES[profile])
+    plain = PlainPlacement(scene.left, standing, PROFILES[profile])
     for at, count in coming:
         learnt.come(asks[at], 30 * count, plain)
         for _ in range(count):
@@ -201,11 +201,13 @@ def place_one_by_one(order: Coming, freed: bool) -> None:
             if row < 0:
                 break
             devices = kernel.choose_devices(one, row)
-            assert bool(devices) == bool(sum(one.amount for one in asks[at].whole_devices) or asks[at].device_shares)
+            assert bool(devices) == bool(
+                sum(whole_device.amount for whole_device in asks[at].whole_devices) or asks[at].device_shares
+            )
             kernel.post(one, row, devices)
             plain.post(asks[at], row, devices)
         if freed and plain.standing:
-            # Somebody goes: what was full takes work again.
+            # A replica leaves: a full node has capacity again.
             ask, row = plain.standing[0]
             if not (ask.whole_devices or ask.device_shares):
                 kernel.post(kernel.class_for(asks.index(ask) if ask in asks else repr(ask), ask), row, sign=-1)
@@ -214,13 +216,13 @@ def place_one_by_one(order: Coming, freed: bool) -> None:
 
 @tries(150, 500)
 @given(orders())
-def test_a_run_places_as_one_by_one_does(order: Coming) -> None:
+def test_run_places_like_single_placements(order: Coming) -> None:
     place_a_run(order)
 
 
 @tries(150, 500)
 @given(orders(on_devices, FRAGMENTATION))
-def test_where_others_will_ask_for_devices_a_run_places_as_one_by_one_does_too(order: Coming) -> None:
+def test_run_with_device_demand_places_like_single_placements(order: Coming) -> None:
     place_a_run(order)
 
 

@@ -1,7 +1,7 @@
-"""Is every (phase, transition, role) legal, or refused with nothing changed? All of them, against a table of this page's own.
+"""Every triple of phase, transition and role is accepted or refused without change, as an independent table says.
 
-A replica is brought into each phase by legal moves on a real authority; then every transition is asked as every role, with
-everything else right. The table below is written from DESIGN section 4, not read from the law.
+Replicas are brought into each phase by permitted transitions on a real authority; then every transition is claimed by every
+role, with everything else right. The table below is written from DESIGN section 4, not read from the law.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ TARGETS = {
     "settle": "released", "requeue": "pending",
 }  # fmt: skip
 PLACED = {"create", "reserve", "bind", "confirm", "forget", "distrust"}
-"""Transitions with claims of their own, or of the authority alone: no Move may name them."""
+"""Transitions with claims of their own, or of the authority only: no Move may name them."""
 
 PATHS: dict[str, tuple[str, ...]] = {
     "pending": (),
@@ -91,7 +91,7 @@ PATHS: dict[str, tuple[str, ...]] = {
 }
 ROLES = [role for role in Role if role is not Role.AUTHORITY]
 WAITED = {"reclaim", "abort", "lose"}
-"""Transitions that are legal only once a wait is over; before, they are refused for that."""
+"""Transitions that are permitted only after a wait."""
 
 
 def actor_of(scope: Scope, role: Role) -> Actor:
@@ -101,7 +101,7 @@ def actor_of(scope: Scope, role: Role) -> Actor:
 
 
 async def stage(count: int) -> tuple[Scope, list[str]]:
-    """A scope with so many pending replicas of one service, and room for them all."""
+    """A scope with this many pending replicas of one service, and capacity for all of them."""
     scope = await furnished(nodes=[node("n1", "4000")], checked=False)
     await scope.must(OPERATOR, Apply(tenant("t1", "4000")))
     await scope.must(USER, Apply(workload("w", "1m", count)))
@@ -125,8 +125,8 @@ def move(scope: Scope, key: str, transition: str) -> AnyClaim:
             return Move(key, at, transition, replica.status.attempt, result)
 
 
-async def bring(scope: Scope, keys: list[str], phase: str) -> None:
-    """All of them, together, by legal moves."""
+async def bring_to_phase(scope: Scope, keys: list[str], phase: str) -> None:
+    """Move all of them by permitted transitions."""
     for transition in PATHS[phase]:
         role = "scheduler" if transition in ("bind", "reserve") else EDGES[transition].role
         await scope.must(actor_of(scope, Role(role)), *(move(scope, key, transition) for key in keys))
@@ -134,15 +134,15 @@ async def bring(scope: Scope, keys: list[str], phase: str) -> None:
         assert scope.books.replica(key)[0].status.phase == phase
 
 
-async def sent(scope: Scope, asked: list[tuple[Actor, AnyClaim]]) -> list[Accepted | Refused]:
-    operations: list[Operation] = [await scope.operation(actor, claim) for actor, claim in asked]
+async def sent(scope: Scope, requests: list[tuple[Actor, AnyClaim]]) -> list[Accepted | Refused]:
+    operations: list[Operation] = [await scope.operation(actor, claim) for actor, claim in requests]
     verdicts = await scope.send(operations)
     assert isinstance(verdicts, list)
     return verdicts
 
 
 def expected(phase: str, transition: str, role: Role, *, waited: bool) -> Code | None:
-    """None: accepted. In order: may the role move at all, may a move name this, whose is it, does it start here."""
+    """None means accepted. In order: may the role move at all, may a move name it, who owns it, does it start here."""
     if role in (Role.USER, Role.OPERATOR):
         return Code.ROLE
     if transition not in EDGES:
@@ -163,20 +163,20 @@ async def every_triple(waited: bool) -> Counter[str]:
     spare = iter(keys)
     groups = {phase: [next(spare) for _ in range(len(transitions) * len(ROLES))] for phase in PATHS}
     for phase, group in groups.items():
-        await bring(scope, group, phase)
+        await bring_to_phase(scope, group, phase)
     if waited:
         await scope.acquire("agent/n1")
         scope.clock.at_ms += 700_000
     for phase, group in groups.items():
         triples = [(transition, role) for transition in transitions for role in ROLES]
         before = {key: scope.books.replicas[key] for key in group}
-        asked = [(actor_of(scope, role), move(scope, key, t)) for key, (t, role) in zip(group, triples, strict=True)]
-        # "bind" and "reserve" are claims of their own: as a Move they are refused like any other name.
-        asked = [
+        requests = [(actor_of(scope, role), move(scope, key, t)) for key, (t, role) in zip(group, triples, strict=True)]
+        # "bind" and "reserve" are claims of their own: a Move that names them is refused.
+        requests = [
             (actor, Move(key, before[key][0], t, 1, "r")) if t in PLACED else (actor, claim)
-            for (actor, claim), key, (t, _) in zip(asked, group, triples, strict=True)
+            for (actor, claim), key, (t, _) in zip(requests, group, triples, strict=True)
         ]
-        for (transition, role), key, verdict in zip(triples, group, await sent(scope, asked), strict=True):
+        for (transition, role), key, verdict in zip(triples, group, await sent(scope, requests), strict=True):
             why = f"({phase}, {transition}, {role}) waited={waited}: {verdict}"
             code = expected(phase, transition, role, waited=waited)
             if code is None:
@@ -200,19 +200,19 @@ async def unchanged(scope: Scope, before: dict[str, tuple[int, bytes]], keys: li
         await asyncio.sleep(0)
 
 
-def test_every_triple_is_legal_or_refused_and_unchanged() -> None:
+def test_every_triple_is_accepted_or_refused_without_change() -> None:
     counted = run(every_triple(waited=False))
     assert counted["accepted"] == sum(len(e.sources) for name, e in EDGES.items() if name not in WAITED)
     assert sum(counted.values()) == len(PATHS) * (len(EDGES) + len(PLACED) + 1) * len(ROLES)
 
 
-def test_every_triple_again_when_waits_and_fences_have_passed() -> None:
-    """F39: `reclaim`, `abort` and `lose` are legal then, and nothing else has become so."""
+def test_every_triple_after_waits_and_fences_have_passed() -> None:
+    """F39: `reclaim`, `abort` and `lose` are permitted then, and nothing else changes."""
     counted = run(every_triple(waited=True))
     assert counted["accepted"] == sum(len(e.sources) for e in EDGES.values())
 
 
-def test_placing_and_forgetting_are_legal_from_their_phases_for_their_role_alone() -> None:
+def test_bind_reserve_and_forget_need_their_role_and_phase() -> None:
     asyncio.run(_placing())
 
 
@@ -223,14 +223,14 @@ async def _placing() -> None:
     spare = iter(keys)
     for phase in PATHS:
         group = [next(spare) for _ in range(len(legal) * len(ROLES))]
-        await bring(scope, group, phase)
+        await bring_to_phase(scope, group, phase)
         triples = [(name, role) for name in legal for role in ROLES]
         before = {key: scope.books.replicas[key] for key in group}
-        asked: list[tuple[Actor, AnyClaim]] = []
+        requests: list[tuple[Actor, AnyClaim]] = []
         for key, (name, role) in zip(group, triples, strict=True):
             claim = Forget(key, before[key][0]) if name == "forget" else move(scope, key, name)
-            asked.append((actor_of(scope, role), claim))
-        for (name, role), key, verdict in zip(triples, group, await sent(scope, asked), strict=True):
+            requests.append((actor_of(scope, role), claim))
+        for (name, role), key, verdict in zip(triples, group, await sent(scope, requests), strict=True):
             phases, owner = legal[name]
             why = f"({phase}, {name}, {role}): {verdict}"
             if role == owner and phase in phases:
@@ -242,8 +242,8 @@ async def _placing() -> None:
     await scope.close()
 
 
-def test_the_law_and_this_page_tell_the_same_table() -> None:
-    """Written twice, by two hands: whoever changes one of them must mean it."""
+def test_lifecycle_table_equals_independent_copy() -> None:
+    """Written twice on purpose: a change of one must be repeated in the other."""
     told = {(row.name, row.source, row.role) for row in lifecycle.TRANSITIONS if row.name not in PLACED}
     assert told == {(name, Phase(source), Role(edge.role)) for name, edge in EDGES.items() for source in edge.sources}
     for row in lifecycle.TRANSITIONS:

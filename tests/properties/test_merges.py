@@ -1,12 +1,12 @@
-"""Is every claim declared free to merge, and every hard one unable to? PAPERS.md section 5 is the model; see merging.py.
+"""Claims declared soft merge freely, and hard ones cannot. PAPERS.md section 5 is the model; see merge_model.py.
 
-Three things are shown of the class that stands beside each ruling:
+Three properties of the class beside each ruling:
 
-- *Free* (bounded, soft): whatever branches say with free claims, and beside whatever one branch does with hard ones, their
-  merge breaks nothing, and the order of merging leaves no trace.
-- *Hard*: two branches, each of them right, that no merge can bring together: it breaks an invariant, whichever row is chosen
-  where both changed one. And the claim is to blame: without it there is a merge that breaks nothing.
-- *Complete*: a claim without an entry here is a failing test.
+- *Free* (bounded, soft): the merge of any free claims on branches, also with one branch of hard claims, violates nothing,
+  and the order of merging leaves no trace.
+- *Hard*: there are two branches, each valid, whose every merge violates an invariant, whichever row is chosen where both
+  changed one. The claim is the cause: without it, some merge violates nothing.
+- *Complete*: a claim without an entry here fails a test.
 
 `pytest -s tests/properties/test_merges.py` prints the table.
 """
@@ -195,7 +195,7 @@ def revision(number: int, policies: dict[str, PolicySpec], until_ms: int | None 
 
 
 def scope(*more: AnyObject | Iterable[AnyObject], quota: Amount = cpu(64) + gpu(64)) -> Rows:
-    """A tenant, a holder for every lease, and what else is given."""
+    """A tenant, a holder for every lease, and further rows."""
     rows: list[AnyObject] = [Tenant(metadata=Metadata(name=TENANT, uid="u-acme"), spec=TenantSpec(quota=quota))]
     actors = [actor(role) for role in Role if role not in UNLEASED_ROLES and role is not Role.AGENT] + [actor(Role.AGENT, "n1")]
     rows += [Lease(metadata=RecordMetadata(name=one.lease), spec=LeaseSpec(holder=one.name, epoch=1)) for one in actors]
@@ -235,7 +235,7 @@ def move(branch: Branch, by: Role, name: str, transition: str, result: str = "",
 
 
 class CounterExample(NamedTuple):
-    """Every resolution of the merge breaks one of `breaks`; each of these is broken by some resolution."""
+    """Every resolution of the merge violates one of `breaks`; each of these is violated by some resolution."""
 
     claim: type[Claim]
     story: str
@@ -285,7 +285,7 @@ def spawn(first: int) -> Callable[[Branch], None]:
 
 
 def lose_and_give_its_room_away(branch: Branch) -> None:
-    branch.heard.pop("agent/n1")
+    branch.renewed_ms.pop("agent/n1")
     move(branch, Role.NODES, "a-0", "lose", "lost")
     move(branch, Role.REPAIR, "a-0", "release")
     bind(branch, "b-0", "n1", g0=1000)
@@ -591,12 +591,12 @@ def play(
 
 
 @pytest.mark.parametrize("example", HARD, ids=named)
-def test_no_merge_of_a_hard_claim_is_right(example: CounterExample) -> None:
+def test_no_merge_of_hard_claim_keeps_invariants(example: CounterExample) -> None:
     origin, one, other = play(example)
     assert not violations(origin, origin, ())
     assert any(isinstance(deed.claim, example.claim) for deed in (*one.deeds, *other.deeds))
     for branch in (one, other):
-        assert not violations(branch.rows, origin, [branch]), "a branch must be right by itself"
+        assert not violations(branch.rows, origin, [branch]), "each branch must be valid by itself"
     broken: set[str] = set()
     for merged in resolutions(origin, one.rows, other.rows):
         found = violations(merged, origin, [one, other])
@@ -606,8 +606,8 @@ def test_no_merge_of_a_hard_claim_is_right(example: CounterExample) -> None:
 
 
 @pytest.mark.parametrize("example", HARD, ids=named)
-def test_it_is_the_hard_claim_that_no_merge_bears(example: CounterExample) -> None:
-    """Left out of one branch, there is a merge that breaks nothing."""
+def test_merge_without_hard_claim_keeps_invariants(example: CounterExample) -> None:
+    """Without the claim on one branch, some merge violates nothing."""
     for without in ((example.claim, None), (None, example.claim)):
         origin, one, other = play(example, *without)
         whole = play(example)
@@ -629,7 +629,7 @@ FREE: Final[dict[type[Claim], str]] = {
 }
 
 ABOVE: Final = {number: {"p": rules(f"region-{number}")} for number in range(2, 7)}
-"""The scope above publishes, one content a number; this scope adopts."""
+"""The parent scope publishes one content per number; this scope adopts it."""
 
 
 def crowded() -> NodeStatus:
@@ -638,7 +638,7 @@ def crowded() -> NodeStatus:
 
 
 def adopting() -> Rows:
-    """A scope in which every free claim has something to speak of."""
+    """A scope with an object for every soft claim."""
     rows = scope(
         node("n1", 1), work("a", on("n1"), PENDING),
         grant("eu", cpu(6), "scope/eu"), grant("us", cpu(6), "scope/us"), revision(2, ABOVE[2], until_ms=NOW),
@@ -667,21 +667,21 @@ SUMMARIES: Final = st.builds(
     counts=st.sampled_from([{}, {"running": 1}]),
 )
 
-Said = tuple[Actor, Any]
+SoftClaim = tuple[Actor, Any]
 LEASED: Final = [actor(role) for role in (Role.SCHEDULER, Role.NODES, Role.POLICY, Role.BUDGETS)]
 
 
-def saying(claim: type[Claim], rows: Rows) -> st.SearchStrategy[Said]:
-    """Claims of one free type that may be made about these rows."""
+def soft_claims_of(claim: type[Claim], rows: Rows) -> st.SearchStrategy[SoftClaim]:
+    """Claims of one soft type that can be made on these rows."""
     by = st.sampled_from([actor(Role.USER), *LEASED])
     names = st.sampled_from(["e1", "e2", "e3"])
     seen = observable(rows)
-    said: dict[type[Claim], Callable[[], st.SearchStrategy[Said]]] = {
+    strategies: dict[type[Claim], Callable[[], st.SearchStrategy[SoftClaim]]] = {
         RecordEvent: lambda: st.tuples(by, names.map(lambda n: RecordEvent(n, EventSpec(regarding=f"node/{n}", reason=n)))),
         RecordDecision: lambda: st.tuples(by, names.map(lambda n: RecordDecision(n, TENANT, DecisionSpec(replicas={n: ""})))),
         Report: lambda: st.tuples(by, st.builds(Report, name=st.sampled_from(["eu", "us"]), summary=SUMMARIES)),
         SetCondition: lambda: st.tuples(
-            by, st.builds(lambda at, said: SetCondition(at[0], at[1], said, at[2]), st.sampled_from(seen), CONDITIONS)
+            by, st.builds(lambda at, condition: SetCondition(at[0], at[1], condition, at[2]), st.sampled_from(seen), CONDITIONS)
         ),
         Adopt: lambda: st.builds(
             lambda number, asked: (actor(Role.POLICY), Adopt(number, ABOVE[number], MINUTE, asked)),
@@ -689,48 +689,48 @@ def saying(claim: type[Claim], rows: Rows) -> st.SearchStrategy[Said]:
         ),
         Vacate: lambda: st.sampled_from(LEASED).map(lambda one: (one, Vacate(one.lease))),
     }  # fmt: skip
-    return said[claim]()
+    return strategies[claim]()
 
 
 def observable(rows: Rows) -> list[tuple[str, str, str]]:
     things = [row for row in rows.values() if isinstance(row, Node | Workload)]
-    return sorted((type(one).__name__, one.metadata.name, one.metadata.tenant) for one in things)
+    return sorted((type(thing).__name__, thing.metadata.name, thing.metadata.tenant) for thing in things)
 
 
-def sayable(rows: Rows) -> list[type[Claim]]:
-    """Which free claims have something to speak of here. Policies are published in a scope or adopted there, not both."""
+def claimable(rows: Rows) -> list[type[Claim]]:
+    """Soft claims with a suitable object here. Policies are either published or adopted in a scope, never both."""
     publishes = any(isinstance(row, PolicyRevision) and row.spec.deadline is None for row in rows.values())
     missing = {Adopt: publishes, SetCondition: not observable(rows)}
     return [claim for claim in FREE if not missing.get(claim, False)]
 
 
-Sayings = dict[type[Claim], st.SearchStrategy[Said]]
+SoftClaims = dict[type[Claim], st.SearchStrategy[SoftClaim]]
 
 
-def sayings(rows: Rows) -> Sayings:
-    return {claim: saying(claim, rows) for claim in sayable(rows)}
+def soft_claims(rows: Rows) -> SoftClaims:
+    return {claim: soft_claims_of(claim, rows) for claim in claimable(rows)}
 
 
-EVERYWHERE: Final = sayings(ADOPTING)
-BESIDE: Final[list[tuple[CounterExample, Sayings]]] = [(example, sayings(example.origin())) for example in HARD]
+EVERYWHERE: Final = soft_claims(ADOPTING)
+BESIDE: Final[list[tuple[CounterExample, SoftClaims]]] = [(example, soft_claims(example.origin())) for example in HARD]
 
 
-def heard(origin: Rows, sequence: int, said: Iterable[Said]) -> Branch:
+def branch_with(origin: Rows, sequence: int, claims: Iterable[SoftClaim]) -> Branch:
     branch = Branch(origin, sequence)
-    for by, claim in said:
+    for by, claim in claims:
         branch.ask(by, claim)
     return branch
 
 
 @pytest.mark.parametrize("claim", FREE, ids=lambda claim: claim.__name__)
 @given(data=st.data())
-def test_free_claims_merge_in_any_order(claim: type[Claim], data: st.DataObject) -> None:
+def test_soft_claims_merge_in_any_order(claim: type[Claim], data: st.DataObject) -> None:
     either = EVERYWHERE[claim] | st.one_of(*EVERYWHERE.values())
     first, more = data.draw(EVERYWHERE[claim]), st.lists(either, max_size=4)
     words = [[first, *data.draw(more)], [data.draw(either), *data.draw(more)], data.draw(more)]
-    branches = [heard(ADOPTING, 1000 * n, said) for n, said in enumerate(words, 1)]
+    branches = [branch_with(ADOPTING, 1000 * n, claims) for n, claims in enumerate(words, 1)]
     a, b, c = (branch.rows for branch in branches)
-    assert branches[0].deeds[0].claim == first[1], "nothing stands in the way of the first word"
+    assert branches[0].deeds[0].claim == first[1], "the first claim is accepted"
 
     merged = merge(ADOPTING, a, b)
     assert merged == merge(ADOPTING, b, a)
@@ -743,23 +743,23 @@ def test_free_claims_merge_in_any_order(claim: type[Claim], data: st.DataObject)
 
 @pytest.mark.parametrize("claim", FREE, ids=lambda claim: claim.__name__)
 @given(data=st.data())
-def test_free_claims_merge_beside_one_branch_of_hard_ones(claim: type[Claim], data: st.DataObject) -> None:
-    """Hard claims pass one authority; what is said freely meanwhile, wherever, does not trouble them."""
+def test_soft_claims_merge_with_one_branch_of_hard_claims(claim: type[Claim], data: st.DataObject) -> None:
+    """Hard claims pass through one authority; concurrent soft claims anywhere do not disturb them."""
     example, words = data.draw(st.sampled_from([beside for beside in BESIDE if claim in beside[1]]))
     side = data.draw(st.sampled_from([example.one, example.other]))
     origin = example.origin()
     hard = Branch(origin, 1000)
     side(hard)
     first = data.draw(words[claim])
-    free = heard(origin, 2000, [first, *data.draw(st.lists(st.one_of(*words.values()), max_size=3))])
-    assert free.deeds[0].claim == first[1], "nothing stands in the way of the first word"
+    free = branch_with(origin, 2000, [first, *data.draw(st.lists(st.one_of(*words.values()), max_size=3))])
+    assert free.deeds[0].claim == first[1], "the first claim is accepted"
     merged = merge(origin, hard.rows, free.rows)
     assert merged == merge(origin, free.rows, hard.rows)
     assert not violations(merged, origin, [hard, free])
 
 
-def test_a_later_report_takes_nothing_back() -> None:
-    """Else its issuer could have handed on meanwhile what it speaks of."""
+def test_later_report_takes_back_nothing() -> None:
+    """The issuer could have granted the capacity to others meanwhile."""
     branch = Branch(lent_to_eu(), 1000)
     credit(branch)
     branch.does(Role.BUDGETS, Issue("us", slice_of(cpu(6), "scope/us")))
@@ -767,15 +767,15 @@ def test_a_later_report_takes_nothing_back() -> None:
     assert not violations(branch.rows, branch.origin, [branch])
 
 
-def test_a_replica_that_was_replaced_is_not_queued_again() -> None:
+def test_replaced_replica_is_not_requeued() -> None:
     branch = Branch(scope(work("a", RELEASED, replicas=1)), 1000)
     branch.does(Role.WORKLOADS, Spawn(TENANT, "a", 1, 1))
     assert refused(branch, Role.REPAIR, Move(replica("a-0"), branch.at(replica("a-0")), "requeue", 1)) is Code.LIMIT
     assert not violations(branch.rows, branch.origin, [branch])
 
 
-def test_nobody_reports_himself_awaited() -> None:
-    """A soft claim must not reach a row that a hard one reads."""
+def test_user_cannot_report_awaited_summary() -> None:
+    """A soft claim must not write a row that a hard one reads."""
     summary = SummarySpec(holder="scope/eu", epoch=9, sequence=9)
     assert refused(Branch(awaiting_eu(), 1000), Role.USER, Report("awaited/node/n1", summary)) is Code.NOT_OWNER
 
@@ -788,18 +788,18 @@ def refused(branch: Branch, by: Role, claim: Any) -> Code | None:
 # --------------------------------------------------------------------------------------------------------------- complete
 
 
-def test_every_claim_is_classified_and_shown() -> None:
+def test_every_claim_is_classified_with_evidence() -> None:
     declared = rulings()
-    assert set(CLAIMS) - {Abandon} == declared.keys(), "each claim has a ruling; to abandon is the outcomes' own affair"
+    assert set(CLAIMS) - {Abandon} == declared.keys(), "each claim has a ruling, except Abandon, which outcomes handle"
     hard = {claim for claim, ruling in declared.items() if ruling.coordination is Coordination.HARD}
     assert {example.claim for example in HARD} == hard, "each hard claim has a counter-example, and no other has"
-    assert FREE.keys() == declared.keys() - hard, "each other claim says why it merges"
+    assert FREE.keys() == declared.keys() - hard, "each other claim states why it merges"
     shown = {name for example in HARD for name in example.breaks}
-    assert shown == INVARIANTS.keys() - {"conditions-are-few"}, "each invariant that is checked can be seen broken"
+    assert shown == INVARIANTS.keys() - {"conditions-are-few"}, "each invariant is violated by some example"
 
 
-def test_the_table() -> None:
-    """For people: pytest -s."""
+def test_table_of_claims_has_row_for_every_ruling() -> None:
+    """Printed with `pytest -s`."""
     lines = []
     for claim in (claim for claim in CLAIMS if claim is not Abandon):
         ruling = rulings()[claim]

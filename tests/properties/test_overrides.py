@@ -1,4 +1,4 @@
-"""Are the effects of overrides those that a plain reading of every row gives, at every instant, and none past its deadline?"""
+"""Property: active overrides equal an independent evaluation of every row, at any time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remit.model.metadata import Deadline, Metadata
 from remit.model.resources import Duration
 
 NAMES = ("a", "b")
-"""Of tenants, workloads and places alike: a name of one sort must not be taken for one of another."""
+"""Shared by tenants, workloads and places: names of one sort must not match another."""
 
 WORK = tuple(product(NAMES, NAMES))
 PLACES = tuple(product(NAMES, NAMES, NAMES, NAMES))
@@ -50,8 +50,8 @@ def rows(draw: st.DrawFn) -> list[Override]:
     ]
 
 
-class Reading:
-    """Row by row, each question by itself, as one would with a pencil."""
+class IndependentEvaluation:
+    """Evaluates each question row by row."""
 
     def __init__(self, rows: list[Override], now: tuple[str, int] | None) -> None:
         self.now = now
@@ -72,24 +72,26 @@ class Reading:
         return any(name in getattr(row.spec.scope, sort) for sort, name in zip(SORTS, place, strict=False))
 
     def everything(self) -> dict[Any, Any]:
-        said: dict[Any, Any] = {
+        effects_seen: dict[Any, Any] = {
             "until": min((row.status.deadline.at_ms for row in self.live if row.status.deadline), default=None)
         }
         for work in WORK:
-            said["paused", work] = first(row for row in self.of("pause-expansion") if self.works(row, work))
-            said["boost", work] = min(
+            effects_seen["paused", work] = first(row for row in self.of("pause-expansion") if self.works(row, work))
+            effects_seen["boost", work] = min(
                 USER_PRIORITY_MAX - 7, sum(row.spec.by for row in self.of("boost") if self.works(row, work))
             )
-            said["lent", work] = sorted({row.spec.budget for row in self.of("lend-budget") if self.works(row, work)})
+            effects_seen["lent", work] = sorted({row.spec.budget for row in self.of("lend-budget") if self.works(row, work)})
             pins = [row for row in self.of("pin") if self.works(row, work)]
-            said["pinned", work] = [row.metadata.name for row in pins] or None
+            effects_seen["pinned", work] = [row.metadata.name for row in pins] or None
             for place in PLACES:
-                said["kept off", work, place] = first(row for row in pins if not self.stands(row, place))
-                said["held", work, place] = first(row for row in self.of("hold-repair") if self._holds(row, work, place))
+                effects_seen["kept off", work, place] = first(row for row in pins if not self.stands(row, place))
+                effects_seen["held", work, place] = first(
+                    row for row in self.of("hold-repair") if self._holds(row, work, place)
+                )
         for place in PLACES:
-            said["avoided", place] = first(row for row in self.of("avoid") if self.stands(row, place))
-            said["frozen", place] = first(row for row in self.of("freeze-autoscaler") if self.stands(row, place[:3]))
-        return said
+            effects_seen["avoided", place] = first(row for row in self.of("avoid") if self.stands(row, place))
+            effects_seen["frozen", place] = first(row for row in self.of("freeze-autoscaler") if self.stands(row, place[:3]))
+        return effects_seen
 
     def _holds(self, row: Override, work: tuple[str, str], place: tuple[str, ...]) -> bool:
         scope = row.spec.scope
@@ -104,33 +106,33 @@ def first(rows: Any) -> str:
 
 
 def everything(effects: ActiveOverrides) -> dict[Any, Any]:
-    said: dict[Any, Any] = {"until": effects.until_ms}
+    effects_seen: dict[Any, Any] = {"until": effects.until_ms}
     for work in WORK:
-        said["paused", work] = effects.paused_by(*work)
-        said["boost", work] = effects.boost(*work, 7)
-        said["lent", work] = list(effects.lent_budgets(*work))
+        effects_seen["paused", work] = effects.paused_by(*work)
+        effects_seen["boost", work] = effects.boost(*work, 7)
+        effects_seen["lent", work] = list(effects.lent_budgets(*work))
         pins = effects.pinned_places(*work)
-        said["pinned", work] = None if pins is None else [pin.override for pin in pins]
+        effects_seen["pinned", work] = None if pins is None else [pin.override for pin in pins]
         for place in PLACES:
-            said["kept off", work, place] = effects.excluded_by(*work, *place)
-            said["held", work, place] = effects.repair_held_by(*work, *place)
+            effects_seen["kept off", work, place] = effects.excluded_by(*work, *place)
+            effects_seen["held", work, place] = effects.repair_held_by(*work, *place)
             assert (effects.excluded_by(*work, *place) == "") == all(pin.covers(*place) for pin in pins or ())
     for place in PLACES:
-        said["avoided", place] = effects.avoided_by(*place)
-        said["frozen", place] = effects.autoscaler_frozen_by(*place[:3])
+        effects_seen["avoided", place] = effects.avoided_by(*place)
+        effects_seen["frozen", place] = effects.autoscaler_frozen_by(*place[:3])
         assert (effects.avoided_by(*place) != "") == any(places.covers(*place) for places in effects.excluded_places)
-    return said
+    return effects_seen
 
 
 @given(rows(), st.none() | st.tuples(st.sampled_from(BOOTS), st.integers(0, 7)))
-def test_the_effects_are_those_of_a_plain_reading(rows: list[Override], now: tuple[str, int] | None) -> None:
+def test_active_overrides_equal_independent_evaluation(rows: list[Override], now: tuple[str, int] | None) -> None:
     effects = active_overrides(rows, now)
     event(f"{len(effects.overrides)} in force")
-    assert everything(effects) == Reading(rows, now).everything()
+    assert everything(effects) == IndependentEvaluation(rows, now).everything()
 
 
 @given(rows())
-def test_at_or_past_its_deadline_an_override_might_as_well_not_be_there(rows: list[Override]) -> None:
+def test_expired_overrides_have_no_effect(rows: list[Override]) -> None:
     for now in product(BOOTS, range(8)):
         ahead = [row for row in rows if row.status.deadline is not None and row.status.deadline.at_ms > now[1]]
         assert everything(active_overrides(rows, now)) == everything(active_overrides(ahead, now))
@@ -140,7 +142,7 @@ def test_at_or_past_its_deadline_an_override_might_as_well_not_be_there(rows: li
 
 
 @given(rows(), st.tuples(st.sampled_from(BOOTS), st.integers(0, 7)))
-def test_until_it_says_to_look_again_nothing_changes(rows: list[Override], now: tuple[str, int]) -> None:
+def test_effects_are_constant_until_reported_change(rows: list[Override], now: tuple[str, int]) -> None:
     effects = active_overrides(rows, now)
     until_ms = 8 if effects.until_ms is None else effects.until_ms
     assert until_ms > now[1]
@@ -151,7 +153,7 @@ def test_until_it_says_to_look_again_nothing_changes(rows: list[Override], now: 
 
 
 @given(rows().flatmap(lambda drawn: st.tuples(st.just(drawn), st.permutations(drawn))), st.integers(0, 7))
-def test_the_order_of_the_rows_does_not_matter(drawn: tuple[list[Override], list[Override]], at_ms: int) -> None:
+def test_order_of_overrides_does_not_matter(drawn: tuple[list[Override], list[Override]], at_ms: int) -> None:
     one, other = (active_overrides(rows, (BOOTS[0], at_ms)) for rows in drawn)
     assert one == other
     assert everything(one) == everything(other)

@@ -1,7 +1,7 @@
-"""Is a batch that is decided while the one before it is being written the same batch? Two scopes, the same asks, every row.
+"""Property: a batch decided while the previous one is being written equals the batch decided afterwards.
 
-In one scope each ask is answered before the next is made. In the other all are made at once, so that each batch is decided on
-top of the one that is under way. Heads carry a digest of every row since the beginning: if they are equal, everything is.
+In one scope each request is answered before the next is sent. In the other all are sent at once, so that each batch is
+decided on top of the one in flight. Heads contain a digest of all rows since the beginning: equal heads mean equal rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from remit.commitment.draft import Draft
 from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Operation, RecordEvent, Refused, Spawn, Verdict
 from remit.model.records import EventSpec
 from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
-from tests.properties.test_authority_machine import DEEDS, AuthorityMachine, books, summed
+from tests.properties.test_authority_machine import STEPS, AuthorityMachine, books, summed
 from tests.unit.commitment.authority_fixture import T1
 
 EACH = 3
@@ -30,13 +30,13 @@ SORTS = st.sets(st.integers(0, 11), min_size=3, max_size=6)
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_lane() -> Iterator[None]:
-    """Whoever asks: what is decided on top of what is told by the order of asks here, and lanes have tests of their own."""
+    """One queue lane: these tests depend on the order of requests, and lanes have tests of their own."""
     with mock.patch("remit.commitment.operation_queue.lane_of", lambda operations: ""):
         yield
 
 
-class Twins(AuthorityMachine):
-    """The machine, as a source of claims: it acts in one scope, and hands over what it asked there for another."""
+class TwinScopes(AuthorityMachine):
+    """The machine as a source of claims: it acts in one scope, and passes the operations on to another."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,9 +49,9 @@ class Twins(AuthorityMachine):
         return [self.r, self.other]
 
     def collected(self, deeds: list[tuple[int, int, int]]) -> list[list[Operation]]:
-        """Asks that fill a batch each, made without knowing what comes of the others."""
+        """Requests of one batch each, made without knowledge of each other's outcome."""
         self.batch = []
-        self.work_goes_on(deeds=deeds)
+        self.run_ordinary_steps(deeds=deeds)
         asked, self.batch = self.batch, None
         return [asked[i : i + EACH] for i in range(0, len(asked) - len(asked) % EACH, EACH)]
 
@@ -77,12 +77,12 @@ def plain(answers: list[list[Verdict]]) -> list[Verdict]:
 
 @settings(max_examples=settings().max_examples // 2 or 1)
 @given(
-    sorts=st.sets(st.integers(0, 11), min_size=3, max_size=6), rounds=st.lists(DEEDS, min_size=1, max_size=3), data=st.data()
+    sorts=st.sets(st.integers(0, 11), min_size=3, max_size=6), rounds=st.lists(STEPS, min_size=1, max_size=3), data=st.data()
 )
-def test_a_batch_decided_on_top_of_another_is_the_same_batch(
+def test_pipelined_batches_equal_sequential_ones(
     sorts: set[int], rounds: list[list[tuple[int, int, int]]], data: st.DataObject
 ) -> None:
-    twins = Twins()
+    twins = TwinScopes()
     twins.do(twins.furnish_both(sorts))
     try:
         for deeds in rounds:
@@ -101,10 +101,10 @@ def test_a_batch_decided_on_top_of_another_is_the_same_batch(
         twins.teardown()
 
 
-def crowd(test: Any) -> Any:
-    """Run it in a scope whose batches are small, with a count of those that were decided on top of another."""
+def pipelined_test(test: Any) -> Any:
+    """Run a test in a scope with small batches, and count the drafts decided on top of another."""
 
-    def told(*arguments: Any, **more: Any) -> None:
+    def wrapper(*arguments: Any, **more: Any) -> None:
         followed: list[Draft] = []
         follow = Draft.follow
 
@@ -112,7 +112,7 @@ def crowd(test: Any) -> Any:
             followed.append(draft)
             return follow(draft, moment)
 
-        async def tell() -> None:
+        async def run_test() -> None:
             scope = await furnished(nodes=[node("n1", "4"), node("n2", "4", "b")])
             followed.clear()
             try:
@@ -121,14 +121,14 @@ def crowd(test: Any) -> Any:
                 await scope.close()
 
         with mock.patch.object(Scope, "batch_max", EACH), mock.patch.object(Draft, "follow", counted):
-            run(tell())
+            run(run_test())
 
-    told.__name__, told.__doc__, told.__module__ = test.__name__, test.__doc__, test.__module__
-    return told
+    wrapper.__name__, wrapper.__doc__, wrapper.__module__ = test.__name__, test.__doc__, test.__module__
+    return wrapper
 
 
 async def binds(scope: Scope, count: int = 12, cpu: str = "1") -> list[list[Operation]]:
-    """Asks of one batch each, for more room than there is: eight fit."""
+    """Requests of one batch each, for more capacity than there is: eight fit."""
     await scope.must(USER, Apply(workload("w", cpu, count)))
     await scope.must(scope.actors["workloads"], Spawn("t1", "w", 1, 0, count))
     claims = [Bind(f"replica/t1/w-{i}", scope.at(f"replica/t1/w-{i}"), f"n{i % 2 + 1}", T1) for i in range(count)]
@@ -136,18 +136,18 @@ async def binds(scope: Scope, count: int = 12, cpu: str = "1") -> list[list[Oper
     return [operations[i : i + EACH] for i in range(0, count, EACH)]
 
 
-@crowd
-async def test_room_taken_by_the_batch_under_way_is_taken(scope: Scope, followed: list[Draft]) -> None:
-    """F02: eight fit, twelve ask in four batches at once."""
+@pipelined_test
+async def test_capacity_taken_by_batch_in_flight_is_not_free(scope: Scope, followed: list[Draft]) -> None:
+    """F02: eight of twelve fit, sent as four batches at once."""
     verdicts = plain(await at_once(scope, await binds(scope)))
     assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True] * 8 + [False] * 4
     assert {v.code for v in verdicts if isinstance(v, Refused)} == {Code.NO_ROOM}
     assert len(followed) == 3
 
 
-@crowd
-async def test_an_id_that_is_under_way_is_answered_with_its_own_verdict(scope: Scope, followed: list[Draft]) -> None:
-    """F37: the same operations again, before the first answer: the same verdicts, at the same revision."""
+@pipelined_test
+async def test_repeated_operation_in_flight_gets_same_verdict(scope: Scope, followed: list[Draft]) -> None:
+    """F37: repeated before the first answer, the operations get the same verdicts at the same revision."""
     asks = await binds(scope, 6)
     first, second, third, fourth = await at_once(scope, [asks[0], asks[0], asks[1], asks[0]])
     assert first == second == fourth and {v.revision for v in third} != {v.revision for v in first}
@@ -155,16 +155,16 @@ async def test_an_id_that_is_under_way_is_answered_with_its_own_verdict(scope: S
     assert len(scope.checker.versions["replica/t1/w-0"]) == 2, "spawned, and bound once"
 
 
-@crowd
-async def test_an_id_that_is_under_way_is_not_good_for_something_else(scope: Scope, followed: list[Draft]) -> None:
+@pipelined_test
+async def test_id_in_flight_with_other_payload_is_refused(scope: Scope, followed: list[Draft]) -> None:
     asks = await binds(scope, 6)
     other = [Operation(operation.id, USER, Delete("Secret", "x", "t1")) for operation in asks[0]]
     _, misused = await at_once(scope, [asks[0], other])
     assert [v.code for v in misused] == [Code.OPERATION_MISMATCH] * 3 and followed
 
 
-@crowd
-async def test_an_operation_that_is_under_way_is_not_abandoned(scope: Scope, followed: list[Draft]) -> None:
+@pipelined_test
+async def test_operation_in_flight_is_not_abandoned(scope: Scope, followed: list[Draft]) -> None:
     asks = await binds(scope, 6)
     abandoning = [await scope.operation(USER, Abandon(operation.id)) for operation in asks[0]]
     done, abandoned = await at_once(scope, [asks[0], abandoning])
@@ -176,11 +176,11 @@ WORDS = ["lost", "landed", "late", "later", "afloat", "unavailable"]
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("word", WORDS)
-def test_what_was_decided_on_top_of_a_batch_that_failed_is_decided_anew(word: str, place: int) -> None:
-    """F01 F12: whatever becomes of one batch, every operation happens once, and all who wait hear of theirs."""
+def test_batches_on_top_of_failed_batch_are_decided_again(word: str, place: int) -> None:
+    """F01 F12: whatever happens to a batch, every operation is applied once and answered."""
 
-    @crowd
-    async def tell(scope: Scope, followed: list[Draft]) -> None:
+    @pipelined_test
+    async def run_test(scope: Scope, followed: list[Draft]) -> None:
         asks = await binds(scope)
         scope.store.plan.extend(["ok"] * place + [word])
         answers = await at_once(scope, asks)
@@ -193,12 +193,12 @@ def test_what_was_decided_on_top_of_a_batch_that_failed_is_decided_anew(word: st
         assert all(len(scope.checker.versions[f"replica/t1/w-{i}"]) <= 2 for i in range(12))
         assert books(scope.books) == summed(scope) and followed
 
-    tell()
+    run_test()
 
 
-@crowd
-async def test_after_a_takeover_what_was_on_top_did_not_happen(scope: Scope, followed: list[Draft]) -> None:
-    """F15: the batch under way may have; those who only waited for their turn hear that they are to ask elsewhere."""
+@pipelined_test
+async def test_batches_on_top_are_dropped_at_takeover(scope: Scope, followed: list[Draft]) -> None:
+    """F15: the batch in flight may have landed; queued callers are referred to the successor."""
     asks = await binds(scope)
     scope.store.plan.append("gate")
     old = scope.lead
@@ -212,9 +212,9 @@ async def test_after_a_takeover_what_was_on_top_did_not_happen(scope: Scope, fol
     assert sum(isinstance(v, Accepted) for v in plain(await one_by_one(scope, asks))) == 8
 
 
-@crowd
-async def test_an_authority_that_is_stopped_tells_each_what_it_knows(scope: Scope, followed: list[Draft]) -> None:
-    """F20: one batch may be in; what was decided on top of it, and what waited, is not."""
+@pipelined_test
+async def test_stopped_authority_reports_unknown_outcome_only_for_batch_in_flight(scope: Scope, followed: list[Draft]) -> None:
+    """F20: the batch in flight may have landed; batches on top and queued ones have not."""
     asks = await binds(scope)
     scope.store.plan.append("gated")
     waiting = [asyncio.create_task(scope.lead.ask(ask)) for ask in asks]
@@ -228,9 +228,9 @@ async def test_an_authority_that_is_stopped_tells_each_what_it_knows(scope: Scop
     assert [scope.phase(f"replica/t1/w-{i}") for i in (0, 3)] == ["bound", "pending"]
 
 
-@crowd
-async def test_a_claim_that_cannot_be_written_is_found_among_batches_on_top(scope: Scope, followed: list[Draft]) -> None:
-    """F31: the store refuses its batch; it is refused alone, and everybody else is served."""
+@pipelined_test
+async def test_unwritable_claim_is_isolated_among_pipelined_batches(scope: Scope, followed: list[Draft]) -> None:
+    """F31: the store refuses its batch; only this claim is refused, all others are applied."""
     asks = await binds(scope, 9)
     bad = await scope.operation(USER, RecordEvent("bad", EventSpec(regarding="node/n1", count=-1)))
     good = [await scope.operation(USER, Apply(workload(f"more-{i}"))) for i in range(2)]
@@ -239,9 +239,9 @@ async def test_a_claim_that_cannot_be_written_is_found_among_batches_on_top(scop
     assert codes == [None] * 5 + [Code.FAULT] + [None] * 5 + [Code.NO_ROOM] and followed
 
 
-@crowd
-async def test_a_large_ask_takes_turns_with_small_ones(scope: Scope, followed: list[Draft]) -> None:
-    """Who asks for little does not wait for who asks for a lot."""
+@pipelined_test
+async def test_large_request_alternates_with_small_ones(scope: Scope, followed: list[Draft]) -> None:
+    """A small request does not wait for a large one."""
     large = [operation for ask in await binds(scope) for operation in ask]
     small = await scope.operation(USER, Apply(workload("small")))
     answered: list[str] = []
@@ -256,8 +256,8 @@ async def test_a_large_ask_takes_turns_with_small_ones(scope: Scope, followed: l
     assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True] * 8 + [False] * 4
 
 
-@crowd
-async def test_part_of_a_large_ask_that_was_done_is_silence(scope: Scope, followed: list[Draft]) -> None:
+@pipelined_test
+async def test_partially_applied_large_request_is_outcome_unknown(scope: Scope, followed: list[Draft]) -> None:
     large = [operation for ask in await binds(scope) for operation in ask]
     scope.store.plan.extend(["ok", "unavailable"])
     assert isinstance(await scope.send(large), OutcomeUnknown)
@@ -267,8 +267,8 @@ async def test_part_of_a_large_ask_that_was_done_is_silence(scope: Scope, follow
     assert [isinstance(verdict, Accepted) for verdict in verdicts] == [True] * 8 + [False] * 4
 
 
-@crowd
-async def test_an_asker_that_left_before_its_turn_is_not_served(scope: Scope, followed: list[Draft]) -> None:
+@pipelined_test
+async def test_request_cancelled_in_queue_is_not_applied(scope: Scope, followed: list[Draft]) -> None:
     asks = await binds(scope)
     scope.store.plan.append("gate")
     waiting = [asyncio.create_task(scope.lead.authority.submit(ask)) for ask in asks]
@@ -283,9 +283,9 @@ async def test_an_asker_that_left_before_its_turn_is_not_served(scope: Scope, fo
     assert [scope.phase(f"replica/t1/w-{i}") for i in (3, 6, 9)] == ["bound", "pending", "bound"]
 
 
-def test_old_notes_go_also_when_batches_follow_upon_each_other() -> None:
-    @crowd
-    async def tell(scope: Scope, followed: list[Draft]) -> None:
+def test_old_notes_are_pruned_in_pipelined_batches() -> None:
+    @pipelined_test
+    async def run_test(scope: Scope, followed: list[Draft]) -> None:
         said = EventSpec(regarding="node/n1")
         operations = [await scope.operation(USER, RecordEvent(f"e{i:02d}", said)) for i in range(12)]
         await at_once(scope, [operations[i : i + EACH] for i in range(0, 12, EACH)])
@@ -294,11 +294,11 @@ def test_old_notes_go_also_when_batches_follow_upon_each_other() -> None:
         assert followed
 
     with mock.patch.object(batch, "NOTES_MAX", 4):
-        tell()
+        run_test()
 
 
-@crowd
-async def test_a_full_store_is_told_once_and_those_behind_wait_for_their_turn(scope: Scope, followed: list[Draft]) -> None:
+@pipelined_test
+async def test_full_store_fails_only_batch_in_flight(scope: Scope, followed: list[Draft]) -> None:
     """F11"""
     asks = await binds(scope)
     scope.store.plan.extend(["unavailable", "ok", "unavailable"])
@@ -306,10 +306,10 @@ async def test_a_full_store_is_told_once_and_those_behind_wait_for_their_turn(sc
     assert [isinstance(answer, Overloaded) for answer in answers] == [True, False, True, False]
 
 
-def test_a_successor_knows_the_outcomes_of_the_very_first_batches() -> None:
-    """F20 F37: nothing is recorded yet when the second batch says from where on outcomes are to be read."""
+def test_successor_knows_outcomes_of_first_batches() -> None:
+    """F20 F37: nothing is recorded yet when the second batch states where outcomes start."""
 
-    async def tell() -> None:
+    async def run_test() -> None:
         scope = Scope()
         await scope.take_over()
         names = [f"t{i}" for i in range(2 * EACH)]
@@ -321,4 +321,4 @@ def test_a_successor_knows_the_outcomes_of_the_very_first_batches() -> None:
         await scope.close()
 
     with mock.patch.object(Scope, "batch_max", EACH):
-        run(tell())
+        run(run_test())

@@ -1,7 +1,7 @@
-"""Is a plain reservation that is decided in one go the one that the rules would have made, and its binding too?
+"""Property: a reservation on the fast path, and its bind, equal those by all rules.
 
-Two scopes are asked the same, right or wrong, batch by batch; in one of them nothing is taken for plain. Heads carry a digest
-of every row since the beginning: if they are equal, everything is.
+Two scopes get the same claims, valid or not, batch by batch; in one of them the fast path is disabled. Heads contain a
+digest of all rows since the beginning: equal heads mean equal rows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from remit.model.kinds import Placement, Taint
 from tests.properties.authority_world import OPERATOR, Scope, furnished, node, run, tenant
 from tests.properties.books_check import stale
 from tests.properties.test_authority_machine import books, summed
-from tests.unit.commitment.authority_fixture import T1, bind, move, moving, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas, transition_claim
 
 NODES = ("n1", "n2")
-SLOWLY: dict[str, Any] = {"_bind_fast": lambda *_: False, "_reserve_fast": lambda *_: False}
+WITHOUT_FAST_PATH: dict[str, Any] = {"_bind_fast": lambda *_: False, "_reserve_fast": lambda *_: False}
 COUNTS = ("node_counts", "population", "reserved", "active", "preemptors")
 HERE = Placement(zones=("a",))
 
@@ -31,25 +31,25 @@ DEEDS = ("reserve", "reserve", "stop", "stopped", "stopped", "bind", "bind", "un
 STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), *[st.integers(0, 11)] * 3), min_size=1, max_size=4)
 
 
-async def begun(cpu: str) -> Scope:
-    """Two nodes that are full of weak work, and strong work that waits; some of it only fits one zone, or is large."""
+async def full_scope(cpu: str) -> Scope:
+    """Two nodes full of weak replicas, and strong ones waiting; some of them fit only one zone, or are large."""
     scope = await furnished(nodes=[node("n1", "4"), node("n2", "4", "b")])
-    weak = await spawned(scope, "weak", 8)
+    weak = await spawn_replicas(scope, "weak", 8)
     for i, key in enumerate(weak):
         await bind(scope, key, NODES[i % 2])
-    await spawned(scope, "strong", 4, cpu=cpu, priority="top")
-    await spawned(scope, "here", 2, cpu="2", priority="high", placement=HERE)
+    await spawn_replicas(scope, "strong", 4, cpu=cpu, priority="top")
+    await spawn_replicas(scope, "here", 2, cpu="2", priority="high", placement=HERE)
     return scope
 
 
 def some(scope: Scope, phase: str, among: list[str], at: int) -> str:
-    """One in this phase, if there is any."""
+    """A replica in this phase, if there is one."""
     there = [key for key in among if scope.row(key).get("status", {}).get("phase") == phase]
     return (there or among)[at % len(there or among)]
 
 
 def claim_of(scope: Scope, step: tuple[str, int, int, int]) -> tuple[Any, Any]:
-    """What is asked, by the rows as they are now: most of it makes sense, and some does not."""
+    """A claim on the present rows: mostly valid, sometimes not."""
     deed, a, b, c = step
     strong = [f"replica/t1/strong-{i}" for i in range(4)] + ["replica/t1/here-0", "replica/t1/here-1"]
     weak = [f"replica/t1/weak-{i}" for i in range(8)]
@@ -64,23 +64,23 @@ def claim_of(scope: Scope, step: tuple[str, int, int, int]) -> tuple[Any, Any]:
             on_ = scope.row(key).get("status", {}).get("node")
             return scope.actors["scheduler"], Bind(key, scope.at(key), on_ if on_ and c else NODES[b % 2], T1)
         case "unreserve":
-            return moving(scope, some(scope, "reserved", strong, a), deed)
+            return transition_claim(scope, some(scope, "reserved", strong, a), deed)
         case "shrink":
             return OPERATOR, Apply(node(NODES[a % 2], str(2 + b % 3), "ab"[a % 2]))
         case "quota":
             return OPERATOR, Apply(tenant("t1", cpu=str(6 + b)))
         case _:
-            return moving(scope, some(scope, {"stop": "draining", "stopped": "stopping"}[deed], weak, a), deed)
+            return transition_claim(scope, some(scope, {"stop": "draining", "stopped": "stopping"}[deed], weak, a), deed)
 
 
-async def both(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
-    quick, slow = await begun(cpu), await begun(cpu)
+async def compare_paths(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
+    quick, slow = await full_scope(cpu), await full_scope(cpu)
     try:
         for steps in batches:
             asked = [claim_of(quick, step) for step in steps]
             operations = [await quick.operation(*one) for one in asked]
             found = await quick.send(operations)
-            with mock.patch.multiple(placement, **SLOWLY):
+            with mock.patch.multiple(placement, **WITHOUT_FAST_PATH):
                 expected = await slow.send(operations)
             assert found == expected
             assert quick.row("head") == slow.row("head")
@@ -94,47 +94,47 @@ async def both(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None
 
 @settings(max_examples=settings().max_examples // 2 or 1)
 @given(cpu=st.sampled_from(["1", "2", "3"]), batches=st.lists(STEPS, min_size=8, max_size=20))
-def test_a_plain_reservation_is_the_same_reservation(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
-    run(both(cpu, batches))
+def test_fast_reservation_equals_reservation_by_rules(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
+    run(compare_paths(cpu, batches))
 
 
-def test_a_reservation_is_made_and_bound_in_one_go() -> None:
-    """Else the property above compares nothing."""
+def test_reservation_and_its_bind_take_fast_path() -> None:
+    """Otherwise the property above would compare nothing."""
     taken: list[tuple[str, bool]] = []
 
-    def watched(name: str) -> Any:
+    def recorded(name: str) -> Any:
         decide = getattr(placement, name)
 
-        def told(*arguments: Any) -> bool:
+        def record(*arguments: Any) -> bool:
             taken.append((name, decide(*arguments)))
             return taken[-1][1]
 
-        return told
+        return record
 
-    async def tell(scope: Scope) -> None:
-        key = await cleared(scope)
+    async def scenario(scope: Scope) -> None:
+        key = await cleared_reservation(scope)
         await scope.must(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
         assert scope.phase(key) == "bound"
 
-    with mock.patch.multiple(placement, _bind_fast=watched("_bind_fast"), _reserve_fast=watched("_reserve_fast")):
-        run(told_in("2", tell))
+    with mock.patch.multiple(placement, _bind_fast=recorded("_bind_fast"), _reserve_fast=recorded("_reserve_fast")):
+        run(run_in_full_scope("2", scenario))
     assert taken[-2:] == [("_reserve_fast", True), ("_bind_fast", True)]
 
 
-async def cleared(scope: Scope) -> str:
-    """A reservation on n1 whose two victims have gone."""
+async def cleared_reservation(scope: Scope) -> str:
+    """A reservation on n1 whose two victims have stopped."""
     key, victims = "replica/t1/strong-0", ("replica/t1/weak-0", "replica/t1/weak-2")
-    claim = Reserve(key, scope.at(key), "n1", T1, victims={one: scope.at(one) for one in victims})
+    claim = Reserve(key, scope.at(key), "n1", T1, victims={victim: scope.at(victim) for victim in victims})
     await scope.must(scope.actors["scheduler"], claim)
     for one in victims:
-        await move(scope, one, "stop", "stopped")
+        await commit_transitions(scope, one, "stop", "stopped")
     return key
 
 
-async def told_in(cpu: str, tell: Callable[[Scope], Coroutine[Any, Any, None]]) -> None:
-    scope = await begun(cpu)
+async def run_in_full_scope(cpu: str, scenario: Callable[[Scope], Coroutine[Any, Any, None]]) -> None:
+    scope = await full_scope(cpu)
     try:
-        await tell(scope)
+        await scenario(scope)
     finally:
         await scope.close()
 
@@ -148,10 +148,10 @@ async def told_in(cpu: str, tell: Callable[[Scope], Coroutine[Any, Any, None]]) 
         (node("n1", "4", taints=(Taint(key="k", effect="NoSchedule"),)), Code.TAINT),
     ],
 )
-def test_what_is_reserved_is_not_bound_where_it_no_longer_fits(thing: Any, code: Code) -> None:
-    async def tell(scope: Scope) -> None:
-        key = await cleared(scope)
+def test_reservation_that_no_longer_fits_is_not_bound(thing: Any, code: Code) -> None:
+    async def scenario(scope: Scope) -> None:
+        key = await cleared_reservation(scope)
         await scope.must(OPERATOR, Apply(thing))
         assert await scope.refused(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1)) is code
 
-    run(told_in("2", tell))
+    run(run_in_full_scope("2", scenario))

@@ -1,4 +1,4 @@
-"""Could a victim have been spared? Small clusters, and every set of victims tried; nothing of proposal/ is used to judge."""
+"""Property: preemption is minimal and lawful, compared with every possible set of victims in small clusters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from remit.proposal.placement.preemption import (
 )
 from tests.properties.authority_world import amounts, workload
 from tests.properties.effort import tries
-from tests.unit.law.fit_oracle import devices_found
+from tests.unit.law.fit_oracle import devices_available
 
 
 class Runner(NamedTuple):
@@ -39,7 +39,7 @@ class Runner(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Cores and gigabytes of each node, what is left of them, who runs there, and how many of each group must stay."""
+    """Cores and gigabytes of each node, their free amounts, running replicas, and how many of each group must stay."""
 
     sizes: list[tuple[int, int]]
     free: list[tuple[int, int]]
@@ -51,7 +51,7 @@ class Cluster(NamedTuple):
 
 @st.composite
 def clusters(draw: st.DrawFn, *, rich: bool = True) -> Cluster:
-    """Not `rich`: only cores, and nobody is protected."""
+    """Without `rich`: only cores, and no disruption limits."""
     rows = draw(st.integers(1, 3))
     free = [(draw(st.integers(0, 2)), draw(st.integers(0, 2)) if rich else 0) for _ in range(rows)]
     runners, gpus = [], {(row, f"gpu-{i}") for row in range(rows) for i in range(2)}
@@ -116,12 +116,12 @@ def would_do(cluster: Cluster, row: int, gone: tuple[int, ...]) -> bool:
     return (
         cluster.free[row][0] + sum(r.cpu for r in runners) >= cpu
         and cluster.free[row][1] + sum(r.memory for r in runners) >= memory
-        and devices_found([DeviceRequest(kind="gpu", count=gpus)] if gpus else [], devices, used)
+        and devices_available([DeviceRequest(kind="gpu", count=gpus)] if gpus else [], devices, used)
     )
 
 
-def lawful(cluster: Cluster, gone: tuple[int, ...]) -> bool:
-    """Enough of each group stay, and of those that are up; of a group that has too few, nobody goes."""
+def is_lawful(cluster: Cluster, gone: tuple[int, ...]) -> bool:
+    """Enough of each group stay, and stay ready; a group with too few loses none."""
     for group, least in enumerate(cluster.least):
         of = [slot for slot, r in enumerate(cluster.runners) if r.group == group]
         going = [slot for slot in of if slot in gone]
@@ -133,13 +133,13 @@ def lawful(cluster: Cluster, gone: tuple[int, ...]) -> bool:
     return True
 
 
-def ways(cluster: Cluster) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Every row and every set of victims that would do there, lawfully."""
+def possible_evictions(cluster: Cluster) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Every row and every lawful set of victims that suffices there."""
     for row, is_open in enumerate(cluster.open_rows):
         there = [slot for slot, r in enumerate(cluster.runners) if r.row == row]
         for size in range(1, len(there) + 1) if is_open else ():
             for gone in combinations(there, size):
-                if lawful(cluster, gone) and would_do(cluster, row, gone):
+                if is_lawful(cluster, gone) and would_do(cluster, row, gone):
                     yield row, gone
 
 
@@ -149,41 +149,41 @@ def fits_already(cluster: Cluster) -> bool:
 
 @tries(150, 300)
 @given(clusters())
-def test_no_victim_could_be_spared_and_none_is_protected(cluster: Cluster) -> None:
+def test_no_victim_is_superfluous_or_protected(cluster: Cluster) -> None:
     for one in planned(cluster, count=3):
         assert cluster.open_rows[one.row]
         assert one.victims
         assert would_do(cluster, one.row, one.victims)
         for victim in one.victims:
             assert cluster.runners[victim].row == one.row
-            assert not would_do(cluster, one.row, tuple(v for v in one.victims if v != victim)), f"{victim} could be spared"
+            assert not would_do(cluster, one.row, tuple(v for v in one.victims if v != victim)), f"{victim} is superfluous"
     gone = tuple(victim for one in planned(cluster, count=3) for victim in one.victims)
     assert len(set(gone)) == len(gone)
-    assert lawful(cluster, gone)
+    assert is_lawful(cluster, gone)
 
 
 @tries(150, 300)
 @given(clusters(rich=False))
-def test_of_all_ways_the_one_with_the_lowest_priorities_and_then_the_fewest_victims(cluster: Cluster) -> None:
+def test_preemption_prefers_lowest_priorities_then_fewest_victims(cluster: Cluster) -> None:
     if fits_already(cluster):
         return
     found = planned(cluster)
-    costs = [(max(cluster.runners[one].priority for one in gone), len(gone)) for _, gone in ways(cluster)]
+    costs = [(max(cluster.runners[one].priority for one in gone), len(gone)) for _, gone in possible_evictions(cluster)]
     assert len(found) == min(len(costs), 1)
     if found:
-        cost = max(cluster.runners[one].priority for one in found[0].victims), len(found[0].victims)
+        cost = max(cluster.runners[victim].priority for victim in found[0].victims), len(found[0].victims)
         assert cost == min(costs)
 
 
 @tries(150, 300)
 @given(clusters(rich=False), st.lists(st.integers(0, 2), min_size=3, max_size=3))
-def test_if_there_is_a_way_past_the_limits_of_disruption_it_is_found(cluster: Cluster, least: list[int]) -> None:
+def test_preemption_within_disruption_limits_is_found_if_possible(cluster: Cluster, least: list[int]) -> None:
     cluster = cluster._replace(least=least)
     if not fits_already(cluster):
-        assert bool(planned(cluster)) == any(True for _ in ways(cluster))
+        assert bool(planned(cluster)) == any(True for _ in possible_evictions(cluster))
 
 
 @settings(max_examples=100)
 @given(clusters(), st.integers(0, 4))
-def test_never_more_victims_than_allowed(cluster: Cluster, most: int) -> None:
+def test_preemption_respects_maximum_number_of_victims(cluster: Cluster, most: int) -> None:
     assert sum(len(one.victims) for one in planned(cluster, count=3, victims_max=most)) <= most

@@ -1,8 +1,8 @@
-"""Whatever happens while a scheduler thinks: does it lose nobody, repeat nothing blindly, and come to rest where all is right?
+"""Property: a scheduler loses no replica, repeats no claim blindly, and converges, whatever happens meanwhile.
 
-A cycle is driven against a real authority. Between what it sees, proposes, asks and learns, others declare, bind, remove and
-change things; answers come late, in another order, or never; its term ends. When everything has come to rest, an oracle that
-shares nothing with the law says what should have been bound, and who should have made room.
+A cycle runs against a real authority. Between its steps other actors declare, bind, remove and change objects; answers come
+late, out of order, or never; its lease term ends. At rest an oracle that shares nothing with the law determines what should
+have been bound, and which preemptions should have happened.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ from remit.proposal.proposals import Proposal
 from tests.properties.authority_world import OPERATOR, USER, furnished, node, workload
 from tests.properties.effort import tries
 from tests.properties.test_scheduler_view import listed
-from tests.unit.commitment.authority_fixture import moving
+from tests.unit.commitment.authority_fixture import transition_claim
 from tests.unit.law import fit_oracle as oracle
-from tests.unit.law.fit_oracle import Scene, Work
-from tests.unit.proposal.scheduler_fixture import Mind, quota, rank
+from tests.unit.law.fit_oracle import PlacementCase, Work
+from tests.unit.proposal.scheduler_fixture import CycleFixture, quota, rank
 
 NUMBER = st.integers(0, 63)
 SPREAD = Placement(topology_spread=(Spread(topology_key="zone"),))
@@ -64,7 +64,7 @@ SETTLE_MAX = 60
 
 
 def catalogue(n: int) -> list[Workload]:
-    """One of each sort that a scheduler treats in a way of its own; `n` makes their names differ."""
+    """One workload of each sort that a scheduler treats specially; `n` makes their names differ."""
     gpu, part = (DeviceRequest(kind="gpu", count=1),), (DeviceRequest(kind="gpu", share="400m"),)
     safe = Disruption(min_available=2)
     return [
@@ -86,28 +86,28 @@ def catalogue(n: int) -> list[Workload]:
     ]
 
 
-class MindMachine(RuleBasedStateMachine):
+class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.scope = self.do(furnished(nodes=[node("n1", gpus=1), node("n2", zone="b"), node("n3", "2", zone="b")]))
-        self.mind = Mind(self.scope, limit=4)
+        self.scheduler = CycleFixture(self.scope, limit=4)
         self.works: dict[tuple[str, str], Workload] = {}
         self.under_way: list[Proposal] = []
         self.answers: list[tuple[Proposal, list[Verdict]]] = []
         self.blind: dict[str, int] = {}
-        """What was claimed and refused, and the revision that must be seen before it may be claimed again."""
+        """Refused claims, and the revision that must be seen before they may be repeated."""
         self.born = 0
         self.do(rank(self.scope, "meek", 50, preempts=False))
-        self.do(self.mind.see())
-        self.mind.hear()
+        self.do(self.scheduler.sync())
+        self.scheduler.notify()
 
     def do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
 
     def teardown(self) -> None:
         try:
-            self.comes_to_rest()
+            self.converge()
         finally:
             self.do(self.scope.close())
             self.loop.close()
@@ -124,22 +124,22 @@ class MindMachine(RuleBasedStateMachine):
         return verdict
 
     def move(self, key: str, transition: str) -> bool:
-        actor, claim = moving(self.scope, key, transition)
+        actor, claim = transition_claim(self.scope, key, transition)
         return isinstance(self.ask(actor, claim), Accepted)
 
     @rule(n=NUMBER, m=NUMBER)
-    def work_comes(self, n: int, m: int) -> None:
+    def declare_work(self, n: int, m: int) -> None:
         self.born += 1
         sorts = catalogue(self.born)
-        for made in (sorts[n % len(sorts)], sorts[m % len(sorts)]):
-            owner, name = made.metadata.tenant, made.metadata.name
+        for proposal in (sorts[n % len(sorts)], sorts[m % len(sorts)]):
+            owner, name = proposal.metadata.tenant, proposal.metadata.name
             if (owner, name) not in self.works:
-                self.works[owner, name] = made
-                self.ask(USER, Apply(made))
-                self.ask(self.scope.actors["workloads"], Spawn(owner, name, 1, 0, made.spec.replicas))
+                self.works[owner, name] = proposal
+                self.ask(USER, Apply(proposal))
+                self.ask(self.scope.actors["workloads"], Spawn(owner, name, 1, 0, proposal.spec.replicas))
 
     @rule(n=NUMBER)
-    def work_goes(self, n: int) -> None:
+    def delete_work(self, n: int) -> None:
         there = [key for key in self.works if f"workload/{key[0]}/{key[1]}" in self.scope.checker.rows]
         if there:
             owner, name = there[n % len(there)]
@@ -149,7 +149,7 @@ class MindMachine(RuleBasedStateMachine):
                     self.move(key, "cancel")
 
     @rule(n=NUMBER, m=NUMBER)
-    def a_rival_binds(self, n: int, m: int) -> None:
+    def bind_by_rival(self, n: int, m: int) -> None:
         waiting, names = self.replicas("pending"), sorted(self.scope.books.nodes)
         if waiting:
             key = waiting[n % len(waiting)]
@@ -159,7 +159,7 @@ class MindMachine(RuleBasedStateMachine):
                 event("a rival was first")
 
     @rule(n=NUMBER, m=st.integers(1, 6))
-    def replicas_move_on(self, n: int, m: int) -> None:
+    def move_replicas(self, n: int, m: int) -> None:
         on = {"bound": "start", "starting": "run", "running": "ready", "draining": "stop", "stopping": "stopped"}
         on |= {"released": "requeue", "ready": "remove" if n % 3 else "serve", "serving": "unserve"}
         there = self.replicas(*on)
@@ -168,20 +168,20 @@ class MindMachine(RuleBasedStateMachine):
                 self.move(key, on[self.scope.phase(key)])
 
     @rule(n=NUMBER)
-    def a_reservation_is_taken_back(self, n: int) -> None:
+    def release_reservation(self, n: int) -> None:
         held = self.replicas("reserved")
         if held:
             self.move(held[n % len(held)], "unreserve")
 
     @rule(n=NUMBER)
-    def a_node_changes(self, n: int) -> None:
+    def change_node(self, n: int) -> None:
         names = sorted(self.scope.books.nodes)
         name = names[n % len(names)]
         now: Node = self.scope.books.nodes[name].node
         match n // 8 % 5:
             case 0 | 1:
-                turn = {"ready": NodeHealth.SUSPECT, "suspect": NodeHealth.READY}[str(now.status.health)]
-                self.ask(self.scope.actors["node-lifecycle"], Mark(name, self.scope.at(f"node/{name}"), turn))
+                run_cycle = {"ready": NodeHealth.SUSPECT, "suspect": NodeHealth.READY}[str(now.status.health)]
+                self.ask(self.scope.actors["node-lifecycle"], Mark(name, self.scope.at(f"node/{name}"), run_cycle))
             case 2:
                 spec = replace(now.spec, unschedulable=not now.spec.unschedulable)
                 self.ask(OPERATOR, Apply(Node(metadata=Metadata(name=name), spec=spec)))
@@ -199,11 +199,11 @@ class MindMachine(RuleBasedStateMachine):
             self.ask(self.scope.actors["node-lifecycle"], Mark(name, self.scope.at(f"node/{name}"), NodeHealth.READY))
 
     @rule(name=st.sampled_from(["t1", "t2"]), cpu=st.sampled_from(["2", "5", "16"]))
-    def quota_changes(self, name: str, cpu: str) -> None:
+    def change_quota(self, name: str, cpu: str) -> None:
         self.do(quota(self.scope, name, cpu=cpu))
 
     @rule(n=NUMBER, ttl_s=st.sampled_from([5, 60]))
-    def somebody_overrides(self, n: int, ttl_s: int) -> None:
+    def apply_override(self, n: int, ttl_s: int) -> None:
         effects: list[tuple[Any, OverrideScope]] = [
             ("pause-expansion", OverrideScope(tenants=("t1",))),
             ("avoid", OverrideScope(zones=("b",))),
@@ -220,182 +220,184 @@ class MindMachine(RuleBasedStateMachine):
         self.ask(OPERATOR, Apply(Override(metadata=Metadata(name=name), spec=spec)))
 
     @rule(ms=st.sampled_from([10, 300, 5_000, 31_000]))
-    def time_passes(self, ms: int) -> None:
+    def advance_time(self, ms: int) -> None:
         self.scope.clock.at_ms += ms
 
-    # -- the mind ----------------------------------------------------------------------------------------------------------
+    # -- the scheduler -----------------------------------------------------------------------------------------------------
 
     @rule(whole=st.booleans())
-    def it_sees(self, whole: bool) -> None:
+    def update_view(self, whole: bool) -> None:
         if whole:
-            self.do(listed(self.mind.view, self.scope.store.inner))
+            self.do(listed(self.scheduler.view, self.scope.store.inner))
         else:
-            self.do(self.mind.see())
+            self.do(self.scheduler.sync())
 
     @rule(limit=st.sampled_from([1, 3, 8, 100]))
     @precondition(lambda self: len(self.under_way) < 3)
-    def it_proposes(self, limit: int) -> None:
-        self.mind.limit = limit
+    def propose(self, limit: int) -> None:
+        self.scheduler.limit = limit
         over = self._overdrawn()
-        made = self.mind.propose()
-        assert self._overdrawn() <= over, "a quota is overdrawn by what is assumed"
-        self._not_blind(made)
-        if made:
-            self.under_way.append(made)
+        proposal = self.scheduler.propose()
+        assert self._overdrawn() <= over, "assumed claims exceed a quota"
+        self._not_blind(proposal)
+        if proposal:
+            self.under_way.append(proposal)
 
     @rule(n=NUMBER)
     @precondition(lambda self: self.under_way)
-    def it_is_answered_some_time(self, n: int) -> None:
-        made = self.under_way.pop(n % len(self.under_way))
-        verdicts = self.do(self.mind.ask(made))
-        self.answers.append((made, verdicts))
-        for claim, verdict in zip(made.claims, verdicts, strict=True):
+    def answer_proposal_late(self, n: int) -> None:
+        proposal = self.under_way.pop(n % len(self.under_way))
+        verdicts = self.do(self.scheduler.ask(proposal))
+        self.answers.append((proposal, verdicts))
+        for claim, verdict in zip(proposal.claims, verdicts, strict=True):
             if isinstance(verdict, Refused):
                 event(f"{type(claim).__name__} refused: {verdict.code}")
 
     @rule(n=NUMBER)
     @precondition(lambda self: self.answers)
-    def it_learns(self, n: int) -> None:
+    def deliver_answer(self, n: int) -> None:
         self._learn(*self.answers.pop(n % len(self.answers)))
 
     @rule()
     @precondition(lambda self: self.under_way)
-    def it_was_never_heard(self) -> None:
-        self.mind.unanswered(self.under_way.pop(0))
+    def lose_proposal(self) -> None:
+        self.scheduler.deliver_no_answer(self.under_way.pop(0))
 
     @rule(n=NUMBER, m=NUMBER, lag_ms=st.sampled_from([0, 300, 5_000]))
     @precondition(lambda self: len(self.under_way) < 3)
-    def a_race_is_lost(self, n: int, m: int, lag_ms: int) -> None:
-        """Others are first to what it claims; it hears that it was refused before it sees why, and thinks on."""
-        self.work_comes(n, m)
-        self.it_sees(False)
-        self.it_proposes(8)
-        self.a_rival_binds(n, m)
-        self.a_rival_binds(m, n)
+    def lose_race(self, n: int, m: int, lag_ms: int) -> None:
+        """Others bind first; the refusal arrives before the change is seen, and the scheduler goes on."""
+        self.declare_work(n, m)
+        self.update_view(False)
+        self.propose(8)
+        self.bind_by_rival(n, m)
+        self.bind_by_rival(m, n)
         if self.under_way:
-            self.it_is_answered_some_time(0)
-            self.it_learns(len(self.answers) - 1)
+            self.answer_proposal_late(0)
+            self.deliver_answer(len(self.answers) - 1)
         for _ in range(2):
             self.scope.clock.at_ms += lag_ms
-            self.nobody_is_lost()
+            self.every_pending_replica_is_queued_once()
             if len(self.under_way) < 3:
-                self.it_proposes(8)
+                self.propose(8)
 
     @rule(n=NUMBER, m=NUMBER)
     @precondition(lambda self: len(self.under_way) < 3)
-    def the_world_turns_while_it_asks(self, n: int, m: int) -> None:
-        """What tells work apart changes, or what it stands on goes, between the claim and the answer."""
-        self.work_comes(n, m)
-        self.it_sees(False)
-        self.it_proposes(3)
+    def change_world_during_proposal(self, n: int, m: int) -> None:
+        """Class attributes change, or a base row disappears, between the claim and the answer."""
+        self.declare_work(n, m)
+        self.update_view(False)
+        self.propose(3)
         match n % 4:
             case 0:
-                self.work_comes(11, 11)  # somebody who shuns others: whoever is labelled so is told apart from now on
+                self.declare_work(11, 11)  # with anti-affinity: from now on, replicas with this label are distinguished
             case 1:
-                self.work_goes(n)
+                self.delete_work(n)
             case 2:
-                self.somebody_overrides(n, 5)
+                self.apply_override(n, 5)
             case _:
-                self.a_node_changes(m)
-        self.it_sees(bool(m % 2))
-        self.nobody_is_lost()
+                self.change_node(m)
+        self.update_view(bool(m % 2))
+        self.every_pending_replica_is_queued_once()
         if len(self.under_way) < 3:
-            self.it_proposes(3)
+            self.propose(3)
 
     @rule()
-    def its_term_ends(self) -> None:
-        """What it has asked is answered yet, to one who is not in office."""
-        self.mind.deposed()
+    def end_lease_term(self) -> None:
+        """Answers of the old term arrive at a scheduler without its lease."""
+        self.scheduler.depose()
         self.blind.clear()
 
     @rule()
-    def it_begins_from_nothing(self) -> None:
-        self.mind.view._reset()
-        self.do(self.mind.see())
+    def restart(self) -> None:
+        self.scheduler.view._reset()
+        self.do(self.scheduler.sync())
         self.blind.clear()
 
-    def _learn(self, made: Proposal, verdicts: list[Verdict]) -> None:
-        refused = {repr(c): v.revision for c, v in zip(made.claims, verdicts, strict=True) if isinstance(v, Refused)}
-        if self.mind.learn(made, verdicts):
+    def _learn(self, proposal: Proposal, verdicts: list[Verdict]) -> None:
+        refused = {repr(c): v.revision for c, v in zip(proposal.claims, verdicts, strict=True) if isinstance(v, Refused)}
+        if self.scheduler.deliver(proposal, verdicts):
             self.blind |= refused
 
-    def _not_blind(self, made: Proposal) -> None:
-        for claim in made.claims:
+    def _not_blind(self, proposal: Proposal) -> None:
+        for claim in proposal.claims:
             seen = self.blind.get(repr(claim), 0)
-            assert self.mind.view.revision >= seen, f"{claim} was refused at {seen}; the view is at {self.mind.view.revision}"
+            assert self.scheduler.view.revision >= seen, (
+                f"{claim} was refused at {seen}; the view is at {self.scheduler.view.revision}"
+            )
 
     def _overdrawn(self) -> set[str]:
-        ledgers = self.mind.view.ledgers
+        ledgers = self.scheduler.view.ledgers
         return {name for name, ledger in ledgers.items() if any(left < 0 for left in ledger.free.values())}
 
-    # -- what always holds -------------------------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------------------------------
 
     @invariant()
-    def every_sum_is_that_of_the_rows(self) -> None:
-        found = list(recompute(self.mind.view))
+    def sums_equal_rows(self) -> None:
+        found = list(recompute(self.scheduler.view))
         assert not found, "\n".join(found)
 
     @invariant()
-    def nobody_is_lost(self) -> None:
-        """Who waits is in the backlog, once, and is in flight only while an answer is awaited or to be seen."""
-        mind = self.mind
-        if mind.view.head is None:
+    def every_pending_replica_is_queued_once(self) -> None:
+        """A pending replica is in the backlog once; it is in flight only until its answer is seen."""
+        scheduler = self.scheduler
+        if scheduler.view.head is None:
             return
-        mind.hear()
-        backlog, view = mind.cycle.backlog, mind.view
+        scheduler.notify()
+        backlog, view = scheduler.cycle.backlog, scheduler.view
         members = [cast(int, slot) for line in backlog.queues() for slot in (*line.members(), *line._in_flight)]
         assert sorted(members) == view.replicas.pending()
         for line in backlog.queues():
-            assert not set(line.members()) & set(view.assumed), f"{line} has somebody queued who is assumed"
+            assert not set(line.members()) & set(view.assumed), f"{line} contains an assumed replica"
             for slot in cast(list[int], list(line._in_flight)):
-                assert mind.cycle._is_in_flight(slot), f"{view.replicas.keys[slot]} is in flight, and nobody asks for it"
-            assert (line.wait is None) or line.wait.until_ms <= mind.now_ms + 60_000
+                assert scheduler.cycle._is_in_flight(slot), f"{view.replicas.keys[slot]} is in flight without a claim"
+            assert (line.wait is None) or line.wait.until_ms <= scheduler.now_ms + 60_000
 
-    # -- rest --------------------------------------------------------------------------------------------------------------
+    # -- convergence -------------------------------------------------------------------------------------------------------
 
     @rule()
-    def comes_to_rest(self) -> None:
-        """Everything is seen, asked and answered; who is asked to stop does. Preemption ends, so this does."""
+    def converge(self) -> None:
+        """Everything is seen, claimed and answered; evicted replicas stop. Preemption ends, so this ends."""
         while self.under_way:
-            self.it_is_answered_some_time(0)
+            self.answer_proposal_late(0)
         while self.answers:
-            self.it_learns(0)
-        self.mind.limit = 100
+            self.deliver_answer(0)
+        self.scheduler.limit = 100
         self._rest()
         if not self._overrides():
             self._all_is_right(later=False)
-        self.scope.clock.at_ms += 61_000  # no wait is longer
+        self.scope.clock.at_ms += 61_000  # longer than any wait
         self._rest()
         if not self._overrides():
             self._all_is_right(later=True)
 
     def _rest(self) -> None:
-        mind, calm = self.mind, 0
+        scheduler, calm = self.scheduler, 0
         for _ in range(SETTLE_MAX):
-            mind.proposed.clear()
-            self.do(mind.settle())
+            scheduler.proposed.clear()
+            self.do(scheduler.settle())
             leaving = self.replicas("draining", "stopping")
             for key in leaving:
                 self.move(key, "stop" if self.scope.phase(key) == "draining" else "stopped")
             for key in self.replicas("released"):
                 leaving += [key] if self.move(key, "requeue") else []
-            mind.scope.clock.at_ms += 1_500
+            scheduler.scope.clock.at_ms += 1_500
             calm = 0 if leaving else calm + 1
             if calm == 2:
-                assert not mind.view.assumed
+                assert not scheduler.view.assumed
                 return
         raise AssertionError("it does not come to rest: somebody is pushed aside again and again")
 
     def _overrides(self) -> bool:
-        return bool(self.mind.cycle.override_filter.effects.overrides)
+        return bool(self.scheduler.cycle.override_filter.effects.overrides)
 
     def _all_is_right(self, *, later: bool) -> None:
-        """What fits is bound at once. After a minute every reason is one of now, and who can make room by force has."""
+        """What fits is bound at once. After a minute every reason is current, and possible preemptions are done."""
         scene, places = self._scene()
         for key in self.replicas("pending", "reserved"):
             self._is_right(key, scene, places, later)
 
-    def _scene(self) -> tuple[Scene, dict[str, int]]:
+    def _scene(self) -> tuple[PlacementCase, dict[str, int]]:
         left, places = [], {}
         for row, (name, ledger) in enumerate(sorted(self.scope.books.nodes.items())):
             free = {resource: count for resource, count in ledger.free.items() if not resource.startswith("@")}
@@ -403,15 +405,15 @@ class MindMachine(RuleBasedStateMachine):
             left.append(NodeFree(ledger.node, free, used))
             places[name] = row
         standing = [(self._work(key), places[self._node_of(key)]) for key in self.replicas(*HOLDS)]
-        return Scene(left, standing, [], Work("", "", {}, workload("x").spec)), places
+        return PlacementCase(left, standing, [], Work("", "", {}, workload("x").spec)), places
 
     def _node_of(self, key: str) -> str:
         return str(self.scope.row(key)["status"]["node"])
 
     def _work(self, key: str) -> Work:
         owner, name = key.split("/")[1], str(self.scope.row(key)["spec"]["workload"])
-        made = self.works[owner, name]
-        return Work(owner, name, dict(made.metadata.labels), made.spec)
+        proposal = self.works[owner, name]
+        return Work(owner, name, dict(proposal.metadata.labels), proposal.spec)
 
     def _covered(self, key: str, count: int = 1) -> bool:
         work = self._work(key)
@@ -420,20 +422,20 @@ class MindMachine(RuleBasedStateMachine):
         gpus = sum(ask.count * 1000 + (400 if ask.share else 0) for ask in work.spec.template.devices)
         return all(left.get(name, 0) >= need * count for name, need in {**needs, "devices/gpu": gpus}.items() if need)
 
-    def _is_right(self, key: str, scene: Scene, places: dict[str, int], later: bool) -> None:
+    def _is_right(self, key: str, scene: PlacementCase, places: dict[str, int], later: bool) -> None:
         work = self._work(key)
-        assert self.scope.phase(key) == "pending", f"{key} is reserved, and all its victims have gone"
-        wait = self.mind.wait(key.split("/")[2], work.tenant)
+        assert self.scope.phase(key) == "pending", f"{key} is reserved although all its victims have stopped"
+        wait = self.scheduler.wait(key.split("/")[2], work.tenant)
         assert wait is not None, f"{key} is neither placed nor waiting"
         owner = self.scope.checker.rows.get(f"workload/{work.tenant}/{work.name}")
         if owner is None or owner[1]["metadata"].get("deleting"):
             assert wait.reason == Code.DELETING
             return
         here = scene._replace(work=work)
-        broken = {name: oracle.broken(here, row) for name, row in places.items()}
-        fits = [name for name, codes in broken.items() if not codes]
+        violations = {name: oracle.violations(here, row) for name, row in places.items()}
+        fits = [name for name, codes in violations.items() if not codes]
         covered = self._covered(key, work.spec.gang.min if work.spec.gang else 1)
-        reasons = {code for codes in broken.values() for code in codes}
+        reasons = {code for codes in violations.values() for code in codes}
         if not covered:
             reasons.add(Code.OVER_QUOTA)
         if work.spec.gang:
@@ -442,16 +444,16 @@ class MindMachine(RuleBasedStateMachine):
                 need = dict(work.spec.template.resources.pairs)["cpu"]
                 room = sum(scene.left[places[name]].free["cpu"] // need for name in fits)
                 waiting = len([k for k in self.replicas("pending") if self._work(k).name == work.name])
-                assert min(room, waiting) < work.spec.gang.min, f"{key}: the gang fits, and is not bound"
+                assert min(room, waiting) < work.spec.gang.min, f"{key}: the gang fits but is not bound"
             return
         assert not later or wait.reason in reasons, f"{key} waits for {wait.reason}; the oracle says {reasons}"
-        assert not (fits and covered), f"{key} fits {fits} and is covered, and waits for {wait.reason}"
+        assert not (fits and covered), f"{key} fits on {fits} within quota, but waits for {wait.reason}"
         if later and covered and work.spec.priority_class in ("high", "top"):
-            for name, codes in broken.items():
+            for name, codes in violations.items():
                 if codes <= {Code.NO_ROOM}:
-                    assert not self._could_make_room(work, name, here), f"{key} could push somebody aside on {name}"
+                    assert not self._could_make_room(work, name, here), f"{key} could preempt on {name}"
 
-    def _could_make_room(self, work: Work, name: str, scene: Scene) -> bool:
+    def _could_make_room(self, work: Work, name: str, scene: PlacementCase) -> bool:
         """Is there enough on one node in the hands of lower work that may lose it? Only amounts are looked at, and only those
         workloads as victims whose going changes no count that the work looks at.
         """
@@ -467,6 +469,6 @@ class MindMachine(RuleBasedStateMachine):
         return not work.spec.template.devices and all(free.get(r, 0) >= need for r, need in work.spec.template.resources.pairs)
 
 
-def test_a_mind_loses_nobody_and_comes_to_rest_where_all_is_right() -> None:
+def test_scheduler_loses_no_replica_and_converges() -> None:
     """S3 S4 S5 S12 S18 S23 L1 L2 L3 L7 F01 F02 F03 F19 F22 F24 F25."""
-    run_state_machine_as_test(MindMachine, settings=tries(30, 40, stateful_step_count=30))
+    run_state_machine_as_test(SchedulerMachine, settings=tries(30, 40, stateful_step_count=30))

@@ -1,7 +1,7 @@
-"""Does a scheduler's view come to the same sums as the authority's books, whatever was committed and however it was told?
+"""Property: the sums of a scheduler's view equal the authority's books, whatever was committed and in whatever events.
 
-The machine of test_authority_machine.py commits; a view follows it event by event, by events folded together, by lists over
-what it knows and from nothing. After every step it shows the rows of the store and its sums are those of the books.
+The machine of test_authority_machine.py commits; a view follows it by single events, by folded events, and by lists with or
+without earlier state. After every step it has the rows of the store and the sums of the books.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ async def listed(view: SchedulerView, store: MemoryStore) -> None:
 
 
 def folded(events: Sequence[WatchEvent]) -> WatchEvent:
-    """As a store folds them for a watcher that lags, and in an order that says nothing."""
+    """Fold events as a store does for a lagging watcher, in arbitrary order."""
     last = {change.key: change for event in events for change in event.changes}
     changes = tuple(last[key] for key in sorted(last, reverse=True))
     return events[-1]._replace(changes=changes)
 
 
-async def told(store: MemoryStore, after: int) -> list[WatchEvent]:
+async def events_after(store: MemoryStore, after: int) -> list[WatchEvent]:
     watch, events = await store.watch("", after=after), list[WatchEvent]()
     try:
         now = await store.revision()
@@ -92,8 +92,8 @@ def sums_of_books(books: Any) -> dict[str, Any]:
     }
 
 
-def twins() -> list[Workload]:
-    """Equal but for their names and labels, which matter to some: to an anti-affinity, to a term, to a policy's rule."""
+def equal_workloads() -> list[Workload]:
+    """Equal except for names and labels, which matter to an anti-affinity, a term, or a policy rule."""
     return [
         workload("twin", "100m"),
         workload("shy", "100m", labels={"app": "apart"}),
@@ -108,7 +108,7 @@ LABELLED = PolicySpec(rules=(PolicyRule(match=PolicyMatch(labels={"app": "odd"})
 
 
 class ViewMachine(AuthorityMachine):
-    """How the next events are told is drawn; then everything must be as if it had been listed just now."""
+    """The form of the next events is drawn; then the view must equal a fresh list."""
 
     always = frozenset({0, 2, 6, 10})
 
@@ -120,24 +120,24 @@ class ViewMachine(AuthorityMachine):
         self.store: MemoryStore | None = None
 
     @rule(way=st.sampled_from(["events", "folded", "listed", "later"]))
-    def the_next_is_told_so(self, way: str) -> None:
+    def choose_event_form(self, way: str) -> None:
         self.way = way
 
     @rule(n=NUMBER)
-    def twins_are_declared(self, n: int) -> None:
-        for work in twins()[n % 6 :][:3]:
+    def declare_equal_workloads(self, n: int) -> None:
+        for work in equal_workloads()[n % 6 :][:3]:
             self.ask(USER, Apply(work))
             self.ask(self.r.actors["workloads"], Spawn("t1", work.metadata.name, 1, 0, 2))
 
     @rule(n=NUMBER)
-    def a_rule_looks_at_labels(self, n: int) -> None:
+    def publish_label_rule(self, n: int) -> None:
         self.ask(
             OPERATOR, Apply(Policy(metadata=Metadata(name="labels"), spec=LABELLED)) if n % 3 else Delete("Policy", "labels")
         )
 
     @rule(n=NUMBER)
-    def victims_go(self, n: int) -> None:
-        """One after another, while what was reserved for them waits; some are queued and bound anew meanwhile."""
+    def stop_victims(self, n: int) -> None:
+        """One after another, while their reservation waits; some are requeued and bound again meanwhile."""
         for key in self.replicas("reserved"):
             for victim in list(self.r.row(key).get("status", {}).get("victims", {}))[: n % 3 + 1]:
                 on = {"draining": "stop", "stopping": "stopped", "released": "requeue" if n % 2 else "forget"}
@@ -145,8 +145,8 @@ class ViewMachine(AuthorityMachine):
                     self.move(victim, on[phase])
 
     @rule(n=NUMBER)
-    def work_goes_away(self, n: int) -> None:
-        """A workload that is deleted, with all that is of it: its name may be given again."""
+    def remove_workload(self, n: int) -> None:
+        """A workload is deleted with all its replicas, so that its name can be reused."""
         works = sorted(key for key, _ in of_kind(self.r.checker.rows, "workload"))
         if works:
             _, owner, name = works[n % len(works)].split("/")
@@ -160,7 +160,7 @@ class ViewMachine(AuthorityMachine):
             self.ask(self.r.actors["workloads"], Delete("Workload", name, owner))
 
     @rule(n=NUMBER, m=NUMBER)
-    def something_is_assumed(self, n: int, m: int) -> None:
+    def assume(self, n: int, m: int) -> None:
         view = self.view
         waiting = [slot for slot in view.replicas.pending() if slot not in view.assumed]
         if not waiting or not view.columns.rows or view.head is None:
@@ -174,34 +174,34 @@ class ViewMachine(AuthorityMachine):
         assert slot in view.assumed
 
     @rule(n=NUMBER)
-    def an_assumption_is_forgotten(self, n: int) -> None:
+    def forget_assumption(self, n: int) -> None:
         if self.view.assumed:
             slot = list(self.view.assumed)[n % len(self.view.assumed)]
             assert self.view.forget(slot)
             assert not self.view.forget(slot)
 
     @rule(ms=st.sampled_from([1_000, 20_000, 30_000]))
-    def assumptions_grow_old(self, ms: int) -> None:
+    def expire_assumptions(self, ms: int) -> None:
         self.clock.at_ms += ms
         old = self.view.expire_assumed(self.clock.at_ms)
         assert all(self.clock.at_ms - one.at_ms < 30_000 for one in self.view.assumed.values())
         assert all(slot in self.view.take_changes().pending for slot in old[:1])
 
     @invariant()
-    def the_view_is_what_a_list_would_show(self) -> None:
+    def view_equals_fresh_list(self) -> None:
         if hasattr(self, "r"):
             self.do(self._compare())
 
     async def _compare(self) -> None:
         store, view = self.r.store.inner, self.view
         if store is not self.store:
-            # Another incarnation, or the first: nothing from before is trusted.
+            # The first or another incarnation: no earlier state is trusted.
             self.store = store
             await listed(view, store)
         elif self.way == "listed":
             await listed(view, store)
         elif self.way != "later":
-            events = await told(store, view.revision)
+            events = await events_after(store, view.revision)
             for event in [folded(events)] if self.way == "folded" and events else events:
                 view.apply(event)
         if self.way == "later":
@@ -217,13 +217,13 @@ class ViewMachine(AuthorityMachine):
             self._fits_as_the_books_say(self.r, view)
 
     def _fits_as_the_books_say(self, scope: Scope, view: SchedulerView) -> None:
-        """The same sums, the same counts, and so the same answers about every node."""
+        """Equal sums and counts, and so equal answers about every node."""
         books = scope.lead.authority.books
         if not scope.lead.alive or max((r for r, _ in books.replicas.values()), default=0) > view.revision:
             return
         mine, theirs = sums_of_view(view), sums_of_books(books)
         if mine["replicas"] != theirs["replicas"]:
-            return  # what was written has not been absorbed: its answer was lost
+            return  # an answer was lost, so the books lack the commit
         assert mine == theirs
         draft = Draft(books, DecisionTime(0, "", {}, 0, 0, ""))
         for slot in view.replicas.pending():
@@ -242,6 +242,6 @@ class ViewMachine(AuthorityMachine):
                 assert bool(fits[row]) == (not whose), f"{view.replicas.keys[slot]} on {name}: {whose}"
 
 
-def test_a_view_keeps_the_sums_of_the_books() -> None:
+def test_view_keeps_sums_of_books() -> None:
     """S23 F03 F06 F07 F10 F21."""
     run_state_machine_as_test(ViewMachine, settings=tries(25, 40, stateful_step_count=30))

@@ -1,4 +1,4 @@
-"""Do the two forms of label matching, on one node's labels and on columns, mean the same?"""
+"""Property: label matching on one node and on columns agree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from remit.law.selectors import LabelColumn, admits, expressions, match_columns, match_labels
 from remit.model.kinds import NodeExpression, Placement
 from tests.unit.law import strategies as draws
-from tests.unit.law.fit_oracle import holds
+from tests.unit.law.fit_oracle import matches
 
 
 def columns_of(rows: list[dict[str, str]]) -> dict[str, LabelColumn]:
@@ -27,20 +27,20 @@ wanted = st.lists(draws.expressions, max_size=4)
 
 @given(many, wanted)
 @settings(max_examples=300)
-def test_matching_columns_is_matching_labels_row_by_row(rows: list[dict[str, str]], asked: list[NodeExpression]) -> None:
-    found = match_columns(asked, columns_of(rows), len(rows))
+def test_column_match_equals_match_per_row(rows: list[dict[str, str]], requested: list[NodeExpression]) -> None:
+    found = match_columns(requested, columns_of(rows), len(rows))
     assert found.dtype == np.bool_
-    assert found.tolist() == [match_labels(asked, row) for row in rows]
+    assert found.tolist() == [match_labels(requested, row) for row in rows]
 
 
 @given(draws.labels, draws.expressions)
 @settings(max_examples=300)
-def test_each_operator_means_what_the_oracle_says(labels: dict[str, str], expression: NodeExpression) -> None:
-    assert admits(expression, labels.get(expression.key)) == holds(expression, labels)
+def test_expression_operator_equals_oracle(labels: dict[str, str], expression: NodeExpression) -> None:
+    assert admits(expression, labels.get(expression.key)) == matches(expression, labels)
 
 
 @given(draws.labels, draws.expressions)
-def test_in_and_not_in__exists_and_does_not_exist__are_opposites(labels: dict[str, str], expression: NodeExpression) -> None:
+def test_opposite_operators_exclude_each_other(labels: dict[str, str], expression: NodeExpression) -> None:
     value = labels.get(expression.key)
 
     def with_operator(operator: str) -> bool:
@@ -52,6 +52,6 @@ def test_in_and_not_in__exists_and_does_not_exist__are_opposites(labels: dict[st
 
 
 @given(st.dictionaries(draws.one_of(draws.LABEL_KEYS), draws.one_of(draws.LABEL_VALUES), max_size=3), draws.labels)
-def test_a_selector_asks_for_each_of_its_pairs(selector: dict[str, str], labels: dict[str, str]) -> None:
-    asked = expressions(Placement(node_selector=selector))
-    assert match_labels(asked, labels) == (selector.items() <= labels.items())
+def test_node_selector_requires_all_pairs(selector: dict[str, str], labels: dict[str, str]) -> None:
+    requested = expressions(Placement(node_selector=selector))
+    assert match_labels(requested, labels) == (selector.items() <= labels.items())

@@ -1,4 +1,4 @@
-"""Does an ask that shares what others of its like have found out say the same as one made for itself?"""
+"""Property: interned requirements, which share cached results, equal requirements compiled alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remit.model.kinds import Affinity, Placement, PolicySpec, Spread, Template,
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
 from tests.properties.books_check import LOOKED_UP, compared
-from tests.unit.law.fit_oracle import Scene, Work
+from tests.unit.law.fit_oracle import PlacementCase, Work
 from tests.unit.law.scalar_fit import OneNode
 from tests.unit.law.strategies import scenes
 
@@ -32,8 +32,8 @@ def _seen(node: OneNode) -> list[Any]:
 
 
 @given(scenes(loud=frozenset({"policy"})), st.integers(1, 3), st.data())
-def test_an_ask_that_is_shared_is_the_ask_that_is_made_alone(scene: Scene, most: int, data: st.DataObject) -> None:
-    """Also where so few are kept that they come and go."""
+def test_interned_requirements_equal_separately_compiled_ones(scene: PlacementCase, most: int, data: st.DataObject) -> None:
+    """Also when the cache is so small that entries are evicted."""
     asks = RequirementsInterner(scene.policies)
     nodes = [OneNode(one) for one in scene.left]
     works = [scene.work, *(work for work, _ in scene.standing)]
@@ -55,36 +55,36 @@ def spec(placement: Placement = Placement(), type_: Literal["job", "daemon"] = "
     return WorkloadSpec(type=type_, template=Template(command=("x",), resources=Amount({"cpu": cpu})), placement=placement)
 
 
-def alike(asks: RequirementsInterner, *works: Work) -> int:
-    """How many kinds these are: what is found out is one table for each."""
+def shared_tables(asks: RequirementsInterner, *works: Work) -> int:
+    """Number of distinct result tables used by these workloads."""
     return len({id(asks.compile(work.tenant, work.name, work.labels, work.spec).static_results) for work in works})
 
 
-def test_names_and_labels_tell_nobody_apart_if_nothing_asks_for_them() -> None:
+def test_unselected_names_and_labels_share_requirements() -> None:
     asks = RequirementsInterner()
     jobs = [Work("t1", f"job-{i}", {"app": f"a{i}"}, spec()) for i in range(5)]
-    assert alike(asks, *jobs) == 1
-    assert alike(asks, jobs[0], jobs[1]._replace(spec=spec(cpu=200)), jobs[2]._replace(tenant="t2")) == 3
+    assert shared_tables(asks, *jobs) == 1
+    assert shared_tables(asks, jobs[0], jobs[1]._replace(spec=spec(cpu=200)), jobs[2]._replace(tenant="t2")) == 3
 
 
-def test_a_selector_tells_apart_whom_it_picks_from_whom_it_does_not() -> None:
+def test_selector_separates_selected_from_unselected_labels() -> None:
     asks = RequirementsInterner()
     apart = spec(Placement(anti_affinity=(Affinity(topology_key="node", label_selector={"app": "x"}),)))
     jobs = [Work("t1", f"job-{i}", {"app": "x" if i < 4 else f"y{i}"}, apart) for i in range(8)]
-    assert alike(asks, *jobs[:4]) == 1
-    assert alike(asks, *jobs) == 2
+    assert shared_tables(asks, *jobs[:4]) == 1
+    assert shared_tables(asks, *jobs) == 2
 
 
-def test_who_means_its_own_kind_is_alike_with_nobody() -> None:
+def test_self_selecting_workloads_share_nothing() -> None:
     asks = RequirementsInterner()
     spread = spec(Placement(topology_spread=(Spread(topology_key="zone", max_skew=1),)))
     for one in (spread, spec(type_="daemon")):
-        assert alike(asks, *(Work("t1", f"w{i}", {}, one) for i in range(3))) == 3
-        assert alike(asks, *(Work("t1", "w", {"a": str(i)}, one) for i in range(3))) == 1
+        assert shared_tables(asks, *(Work("t1", f"w{i}", {}, one) for i in range(3))) == 3
+        assert shared_tables(asks, *(Work("t1", "w", {"a": str(i)}, one) for i in range(3))) == 1
 
 
-def test_a_rule_tells_apart_whom_it_speaks_of_from_whom_it_does_not() -> None:
+def test_policy_rule_separates_matching_from_other_labels() -> None:
     rule = PolicyRule(match=PolicyMatch(labels={"app": "x"}), allow=PolicyAllow(zones=("a",)))
     asks = RequirementsInterner((PolicySpec(rules=(rule,)),))
-    assert alike(asks, *(Work("t1", f"w{i}", {"app": "x", "n": str(i)}, spec()) for i in range(3))) == 1
-    assert alike(asks, *(Work("t1", f"w{i}", {"app": "x" if i else "y"}, spec()) for i in range(3))) == 2
+    assert shared_tables(asks, *(Work("t1", f"w{i}", {"app": "x", "n": str(i)}, spec()) for i in range(3))) == 1
+    assert shared_tables(asks, *(Work("t1", f"w{i}", {"app": "x" if i else "y"}, spec()) for i in range(3))) == 2

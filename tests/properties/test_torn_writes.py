@@ -1,8 +1,7 @@
-"""Does the real store keep what it answered when the power goes inside any call to its disk?
+"""Property: the SQLite store keeps every acknowledged batch when power fails inside any disk call.
 
-A story is what a process does with its store: groups of batches, compactions, upkeep. The power goes in one of its calls, what
-was not forced is torn by lot, and the next process must find every answered batch, and of the group that was under way all or
-nothing.
+A scenario opens a store, writes groups of batches, compacts and maintains it. Power fails in one of the disk calls, unsynced
+data is torn at random, and the next process must find every acknowledged batch, and all or nothing of the group in flight.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ Rows = dict[str, bytes]
 STEPS = 7
 
 
-class Lost(Exception):
-    """The store does not show what it should."""
+class LostData(Exception):
+    """The store lacks acknowledged data."""
 
 
 @pytest.fixture(autouse=True)
-def small_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a short story also indexes, and carries the write-ahead log over several times."""
+def eager_maintenance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a short scenario includes indexing and several checkpoints."""
     monkeypatch.setattr(maintenance, "WAL_PAGES_DUE", 12)
     monkeypatch.setattr(maintenance, "RECENT_VERSIONS_MAX", 20)
 
 
 class Process:
-    """One run of a process, on one machine's disk."""
+    """One run of a process on one machine's disk."""
 
     def __init__(self, disk: TornDisk) -> None:
         self.alive = True
@@ -60,16 +59,16 @@ class Process:
         self.store = await SqliteStore.open(place, offload=self.offload, holder="me", incarnation="one")
         return self.store
 
-    async def bury(self) -> None:
-        """What a dead process's finally blocks still try."""
+    async def close_dead(self) -> None:
+        """Run what finally blocks of a dead process still attempt."""
         self.die()
         if self.store is not None:
             with suppress(asyncio.CancelledError):
                 await self.store.close()
 
 
-class Known:
-    """What was answered, and what may have been written besides."""
+class AcknowledgedState:
+    """Acknowledged rows, and the rows of a group in flight."""
 
     def __init__(self) -> None:
         self.rows: Rows = {}
@@ -77,7 +76,7 @@ class Known:
         self.under_way: Rows | None = None
 
     async def write(self, store: SqliteStore, chance: Randomness) -> None:
-        """One group of one to four batches, each on top of the one before it."""
+        """Write one group of one to four batches, each on top of the previous one."""
         assert self.place is not None
         place, rows, group = self.place, dict(self.rows), list[Commit]()
         for _ in range(1 + chance.randrange(4)):
@@ -94,16 +93,16 @@ class Known:
             if isinstance(answer, BaseException):
                 raise answer
             if answer != Committed(number):
-                raise Lost(f"{answer}, not {number}")
+                raise LostData(f"{answer}, not {number}")
         self.rows, self.place, self.under_way = rows, place, None
 
     async def check(self, store: SqliteStore) -> bool:
-        """Raises `Lost`. Answers whether the group under way was found; from here on what was found is known."""
+        """Raise `LostData`, or return whether the group in flight was found, and acknowledge what was found."""
         page = await store.range("", limit=10_000)
         found = {row.key: row.value for row in page.rows if row.key != HEAD}
         landed = self.under_way is not None and found == self.under_way
         if not landed and found != self.rows:
-            raise Lost(f"{sorted(found.items() ^ self.rows.items())[:5]}")
+            raise LostData(f"{sorted(found.items() ^ self.rows.items())[:5]}")
         if self.place is not None:
             await _follow(store, self.place)
         self.rows, self.place, self.under_way = found, store.position, None
@@ -111,7 +110,7 @@ class Known:
 
 
 async def _follow(store: SqliteStore, place: ChainPosition) -> None:
-    """Every batch since `place`, each with the digest of its rows on top of the one before it."""
+    """Check every batch since `place`, and the digest of its rows on top of the previous one."""
     watch, seen, revision = await store.watch("", after=place.revision), place.head, place.revision
     try:
         async with asyncio.timeout(20):
@@ -119,12 +118,12 @@ async def _follow(store: SqliteStore, place: ChainPosition) -> None:
             while revision < store.position.revision:
                 event = await anext(events)
                 if (gap := chain.gap(seen, event)) is not None or event.head is None:
-                    raise Lost(f"{gap}")
+                    raise LostData(f"{gap}")
                 seen, revision = event.head, event.revision
     finally:
         await watch.close()
     if seen != store.position.head:
-        raise Lost(f"the chain ends at {seen}, not at {store.position.head}")
+        raise LostData(f"the chain ends at {seen}, not at {store.position.head}")
 
 
 def _changes(rows: Rows, chance: Randomness) -> tuple[list[tuple[str, bytes]], list[str]]:
@@ -137,15 +136,15 @@ def _changes(rows: Rows, chance: Randomness) -> tuple[list[tuple[str, bytes]], l
     return puts, [key for key in keys[6:8] if key in rows]
 
 
-class End(NamedTuple):
-    """How a story came out: calls to the disk, whether the power went, whether the group under way was found."""
+class Outcome(NamedTuple):
+    """Result of a scenario: disk calls, whether power failed, whether the group in flight was found."""
 
     calls: int
     cut: bool
     landed: bool
 
 
-async def _live(process: Process, known: Known, chance: Randomness) -> None:
+async def _live(process: Process, known: AcknowledgedState, chance: Randomness) -> None:
     store = await process.open()
     await known.check(store)
     for _ in range(STEPS):
@@ -157,9 +156,9 @@ async def _live(process: Process, known: Known, chance: Randomness) -> None:
         await store.close()
 
 
-async def tell(disk: TornDisk, seed: str, cut_at: int) -> End:
-    """A story whose power goes in call `cut_at` (0: at its end), then what the next process finds, and the one after that."""
-    chance, known = SeededRandomness(seed), Known()
+async def run_scenario(disk: TornDisk, seed: str, cut_at: int) -> Outcome:
+    """Power fails in call `cut_at` (0: at the end); then check what the next two processes find."""
+    chance, known = SeededRandomness(seed), AcknowledgedState()
     before = disk.calls
     process = Process(disk)
     if cut_at:
@@ -172,7 +171,7 @@ async def tell(disk: TornDisk, seed: str, cut_at: int) -> End:
     calls, cut = disk.calls - before, disk.power_off
     assert cut == (not process.alive)
     disk.crash(chance.stream(f"crash in {cut_at}"))
-    await process.bury()
+    await process.close_dead()
     landed = False
     for life in ("second", "third"):
         process = Process(disk)
@@ -180,13 +179,13 @@ async def tell(disk: TornDisk, seed: str, cut_at: int) -> End:
         landed |= await known.check(store)
         await known.write(store, chance.stream(life))
         disk.crash(chance.stream(f"crash of the {life}"))
-        await process.bury()
+        await process.close_dead()
     process = Process(disk)
     await known.check(await process.open())
     assert process.store is not None
     await process.store.close()
     check_file(disk.directory / "store" / FILE_NAME)
-    return End(calls, cut, landed)
+    return Outcome(calls, cut, landed)
 
 
 def check_file(path: Path) -> None:
@@ -198,42 +197,42 @@ def check_file(path: Path) -> None:
         db.close()
 
 
-def play(place: Path, seed: str, cut_at: int, *, lying: bool = False) -> End:
+def play(place: Path, seed: str, cut_at: int, *, lying: bool = False) -> Outcome:
     with TornDisk(place, lying=lying) as disk:
-        return asyncio.run(tell(disk, seed, cut_at))
+        return asyncio.run(run_scenario(disk, seed, cut_at))
 
 
-def sweep(place: Path, seed: str) -> Iterator[End]:
-    """The power goes in each call of one story in turn."""
+def sweep(place: Path, seed: str) -> Iterator[Outcome]:
+    """Power fails in each call of one scenario in turn."""
     for number in range(1, play(place / "whole", seed, 0).calls + 1):
         yield play(place / f"{number}", seed, number)
 
 
-def test_the_power_goes_in_each_call_of_a_story(tmp_path: Path) -> None:
+def test_power_failure_in_each_call_keeps_acknowledged_data(tmp_path: Path) -> None:
     ends = list(sweep(tmp_path, "3"))
     assert len(ends) > 100
     assert all(end.cut for end in ends)
-    assert {end.landed for end in ends} == {True, False}, "a group under way was always found, or never"
+    assert {end.landed for end in ends} == {True, False}, "both outcomes of a group in flight must occur"
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_the_power_goes_anywhere_in_many_stories(seed: int, tmp_path: Path) -> None:
+def test_power_failure_anywhere_keeps_acknowledged_data(seed: int, tmp_path: Path) -> None:
     cut_at = 1 + SeededRandomness(f"{seed}/cut").randrange(200)
     play(tmp_path, f"{seed}", cut_at)
 
 
-def test_one_seed_is_one_crash(tmp_path: Path) -> None:
+def test_same_seed_gives_same_outcome(tmp_path: Path) -> None:
     ends = [[play(tmp_path / f"{turn}-{at}", "5", at) for at in range(40, 80)] for turn in range(2)]
     assert ends[0] == ends[1]
 
 
-def test_a_disk_that_lies_about_forcing_is_noticed(tmp_path: Path) -> None:
-    """The control: the same stories, and now some of what was answered is gone or damaged, and the checks say so."""
+def test_disk_that_ignores_sync_is_detected(tmp_path: Path) -> None:
+    """Control: on such a disk some acknowledged data is lost or damaged, and the checks report it."""
     noticed = set[str]()
     for seed in range(12):
         try:
             play(tmp_path / f"{seed}", f"{seed}", 0, lying=True)
-        except (Lost, Corrupt) as error:
+        except (LostData, Corrupt) as error:
             noticed.add(type(error).__name__)
-    assert "Lost" in noticed
-    assert noticed <= {"Lost", "Corrupt"}
+    assert "LostData" in noticed
+    assert noticed <= {"LostData", "Corrupt"}

@@ -1,4 +1,4 @@
-"""Do the reader of manifests and the authority's door refuse the same objects? One set of rules, seen from both sides."""
+"""Property: the manifest reader and the authority's validation refuse the same objects."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NO_OBJECT = {
     "status-written.yaml",
     "cpu-in-bytes.yaml",
 }
-"""Files whose fault is between documents, or in what an object does not keep: a default, a stamp, its kind, a unit."""
+"""Faults between documents, or in parts that objects do not keep: defaults, stamps, kind, units."""
 
 
 def decoded(document: Any) -> objects.AnyObject | None:
-    """As a client without the reader sends it; None if the decoder refuses it already."""
+    """As sent by a client without the reader; None if the decoder refuses it."""
     try:
         return objects.decode(json.dumps(document).encode())
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
@@ -49,7 +49,7 @@ def problems(document: Any) -> list[str]:
 
 
 def bad_documents() -> dict[str, Any]:
-    """Those of tests/bad that come as far as the door: they are data, and they decode."""
+    """Files of tests/bad that reach the authority: they parse and decode."""
     found = {}
     for path in sorted(BAD.iterdir()):
         if path.suffix == ".toml" or path.name in NO_OBJECT or "alias" in path.name:
@@ -70,41 +70,39 @@ def bad_documents() -> dict[str, Any]:
 DOCUMENTS = bad_documents()
 
 
-def test_many_bad_files_come_as_far_as_the_door() -> None:
-    """Else the test below would ask nothing."""
+def test_many_bad_manifests_reach_authority() -> None:
+    """Otherwise the test below would be vacuous."""
     assert len(DOCUMENTS) >= 28, sorted(DOCUMENTS)
     assert {"reserved-label.yaml", "priority-reserved.yaml", "gpu-in-resources.yaml", "port-named-twice.yaml"} <= set(DOCUMENTS)
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTS))
-def test_a_bad_file_is_refused_at_the_door_by_path_and_cure(name: str) -> None:
+def test_bad_manifest_is_refused_by_authority_with_path_and_cure(name: str) -> None:
     thing = decoded(DOCUMENTS[name])
     assert thing is not None
 
-    async def tell() -> None:
+    async def run_scenario() -> None:
         scope = await furnished()
         try:
             before = await scope.dump()
             (verdict,) = await scope.ask(OPERATOR, Apply(thing))
             assert isinstance(verdict, Refused) and verdict.code is (Code.RESERVED if "reserved" in name else Code.INVALID)
-            said, expected = verdict.detail.split(" | "), sorted(problems(DOCUMENTS[name]))
-            if (
-                len(verdict.detail) > DETAIL_CHARS_MAX
-            ):  # a refusal is no page: the last that is said is cut, and some are not said
-                assert any(one.startswith(said[-1].removesuffix("…")) for one in expected)
-                assert len(said) > 3 and set(said[:-1]) <= set(expected)
+            reported, expected = verdict.detail.split(" | "), sorted(problems(DOCUMENTS[name]))
+            if len(verdict.detail) > DETAIL_CHARS_MAX:  # details are limited: the last problem is cut, and some are omitted
+                assert any(one.startswith(reported[-1].removesuffix("…")) for one in expected)
+                assert len(reported) > 3 and set(reported[:-1]) <= set(expected)
             else:
-                assert sorted(said) == expected
+                assert sorted(reported) == expected
             assert await scope.dump() == before
         finally:
             await scope.close()
 
-    run(tell())
+    run(run_scenario())
 
 
 @tries(150, 400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(manifests((*objects.DECLARED, "Policy", "Workload", "Workload", "Workload")))
-def test_the_door_and_the_reader_agree_on_whatever_decodes(document: dict[str, Any]) -> None:
+def test_reader_and_authority_agree_on_decodable_documents(document: dict[str, Any]) -> None:
     thing = decoded(document)
     assume(thing is not None)
     assert thing is not None
@@ -118,13 +116,13 @@ def test_the_door_and_the_reader_agree_on_whatever_decodes(document: dict[str, A
         jsonschema.Draft202012Validator(schema(document["kind"])).validate(manifest)
     elif manifest == document:
         assert sorted(problems(document)) == sorted(problem.description for problem in refused)
-    assert validate(thing) == refused, "and says it again"
+    assert validate(thing) == refused, "repeatable"
 
 
 @tries(100, 200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(manifests((*objects.DECLARED, "Policy", "Workload", "Workload", "Workload")))
-def test_what_the_reader_refuses_the_door_refuses(document: dict[str, Any]) -> None:
-    """Unless all that is wrong is a default that was written out: an object does not remember that."""
+def test_object_refused_by_reader_is_refused_by_authority(document: dict[str, Any]) -> None:
+    """Except for written-out defaults, which objects do not preserve."""
     thing = decoded(document)
     assume(thing is not None)
     assert thing is not None

@@ -1,7 +1,7 @@
-"""A small town in virtual time: one authority, the real crew and scheduler, and nodes that do as they are told. No test here.
+"""Fixture: a small cluster in virtual time with one authority, the real controllers and scheduler, and simulated nodes.
 
-What runs there is only pretended: a replica that is bound is started, becomes ready, and ends when it is told to; a job's runs
-for a second. Nothing fails but what a test makes fail.
+Processes are simulated: a bound replica starts, becomes ready, and stops on request; that of a job runs for a second. Only a
+test injects faults.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from remit.proposal.scheduler import SchedulerTiming
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
 from tests.properties.authority_world import OPERATOR, tenant
-from tests.unit.client.fake_authority import Passing
+from tests.unit.client.fake_authority import ForwardingEndpoint
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 BEAT_MS: Final = 1_000
 CADENCE: Final = LoopTiming(heartbeat_ms=BEAT_MS, claims_per_batch=1)
-"""One claim at a time: then there is a step between any two."""
+"""One claim at a time, so that there is a step between any two."""
 
 _NEXT: Final = {Phase.BOUND: "start", Phase.STARTING: "run", Phase.DRAINING: "stop", Phase.STOPPING: "stopped"}
 
 
-class Wire(Passing):
-    """What a crew says to the authority, counted. At the call that is told it dies, or loses the answer, or says it twice."""
+class FaultyWire(ForwardingEndpoint):
+    """Counts the claims of controllers; at call `strike` it crashes them, or loses or repeats the answer."""
 
     def __init__(self, authority: Authority, strike: int = 0, how: str = "") -> None:
         self.target = self.authority = authority
         self.strike, self.how = strike, how
-        self.asked: list[Operation] = []
+        self.operations: list[Operation] = []
         self.calls = 0
         self.died = asyncio.Event()
 
@@ -53,7 +53,7 @@ class Wire(Passing):
         how = self.how if self.calls == self.strike else ""
         if how == "before":
             await self._die()
-        self.asked += operations
+        self.operations += operations
         verdicts = await self.authority.submit(operations)
         if how == "twice":
             assert list(await self.authority.submit(operations)) == list(verdicts)
@@ -74,16 +74,16 @@ class Wire(Passing):
         return await self.authority.renew(actor)
 
 
-class Town:
+class VirtualCluster:
     def __init__(self, world: World, store: MemoryStore, authority: Authority, group: asyncio.TaskGroup) -> None:
         self.world, self.store, self.authority, self.group = world, store, authority, group
         self.board = WatchCache(world.clock)
-        """The test's own."""
+        """Client of the test itself."""
         self.client = AuthorityClient({"a": authority}, OPERATOR, world)
         self.leases: dict[str, Actor] = {}
         self.silent: set[str] = set()
         self.healths: dict[str, list[str]] = {}
-        """By node: how it was, one after the other."""
+        """Health history by node."""
         self.board.subscribe(self)
 
     def on_change(self, key: str, old: Any, new: Any) -> None:
@@ -106,24 +106,24 @@ class Town:
         for verdict in await self.client.submit_many(claims):
             assert isinstance(verdict, Accepted), verdict
 
-    # -- who lives here --------------------------------------------------------------------------------------------------
+    # -- components ------------------------------------------------------------------------------------------------------
 
-    def crew(self, wire: Wire, name: str = "crew") -> asyncio.Task[None]:
+    def start_controllers(self, wire: FaultyWire, name: str = "crew") -> asyncio.Task[None]:
         def client_for(actor: Actor) -> AuthorityClient:
             return AuthorityClient({"a": wire}, actor, self.world)
 
         made: ControllerSet = build_controllers(self.store, self.store, client_for, self.world, name=name, timing=CADENCE)
         return self.group.create_task(made.run())
 
-    async def lasting_crew(self, wire: Wire) -> None:
-        """One that is started anew, with nothing remembered, when it has died."""
+    async def run_restarted_controllers(self, wire: FaultyWire) -> None:
+        """Restart them without any state whenever they have crashed."""
         while True:
-            task = self.crew(wire)
+            task = self.start_controllers(wire)
             await wire.died.wait()
             task.cancel()
-            wire = Wire(self.authority)
+            wire = FaultyWire(self.authority)
 
-    async def settle_in(self, *nodes: Node) -> None:
+    async def add_nodes(self, *nodes: Node) -> None:
         await self.apply(tenant("t1", "100"), *nodes)
         follower = Reflector(self.store, self.store, self.world, self.board, idle_ms=5 * BEAT_MS)
         self.group.create_task(follower.run())
@@ -175,20 +175,20 @@ class Town:
             result = "stopped"
         return Move(key, kept.revision, name, status.attempt, result) if name else None
 
-    # -- how it is -------------------------------------------------------------------------------------------------------
+    # -- state -----------------------------------------------------------------------------------------------------------
 
     def phases(self, workload: str) -> list[str]:
-        return sorted(one.obj.status.phase.value for one in self.board.replicas_of("t1", workload))
+        return sorted(replica.obj.status.phase.value for replica in self.board.replicas_of("t1", workload))
 
     async def until(self, what: str, so: Callable[[], bool], within_ms: int = 120_000) -> None:
         until_ms = self.world.clock.now_ms() + within_ms
         while not so():
             if self.world.clock.now_ms() > until_ms:
-                raise AssertionError(f"never {what}: {self.stand()}")
+                raise AssertionError(f"never {what}: {self.final_state()}")
             await self.sleep(200)
 
-    def stand(self) -> dict[str, Any]:
-        """What stands, but for who did it when, and on which attempt."""
+    def final_state(self) -> dict[str, Any]:
+        """The state without operations, times and attempts."""
         found: dict[str, Any] = {}
         for key, kept in self.board.of_kind("workload/"):
             found[key] = self.phases(kept.obj.metadata.name), _conditions(kept.obj)
@@ -203,14 +203,17 @@ class Town:
 
 
 def _conditions(thing: Workload | Node) -> dict[str, tuple[str, str, int]]:
-    return {one.type: (one.status, one.reason, one.observed_generation) for one in sorted(thing.status.conditions, key=str)}
+    return {
+        condition.type: (condition.status, condition.reason, condition.observed_generation)
+        for condition in sorted(thing.status.conditions, key=str)
+    }
 
 
 async def things(store: MemoryStore, prefix: str) -> list[Any]:
     return [decode(row.value) for row in (await store.range(prefix, limit=1_000)).rows]
 
 
-def in_town(story: Callable[[Town], Coroutine[Any, Any, None]]) -> None:
+def in_virtual_cluster(story: Callable[[VirtualCluster], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         world, store = virtual_world(), MemoryStore()
         authority = await Authority.take_over(
@@ -218,7 +221,7 @@ def in_town(story: Callable[[Town], Coroutine[Any, Any, None]]) -> None:
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(authority.run(heartbeat_ms=BEAT_MS))
-            await story(Town(world, store, authority, group))
+            await story(VirtualCluster(world, store, authority, group))
             for task in tuple(group._tasks):
                 task.cancel()
 

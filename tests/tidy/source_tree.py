@@ -1,4 +1,4 @@
-"""What is in the repository? Source modules, parsed once. No verdicts here: see the tests beside it."""
+"""Parsed source modules and the documentation pages, for the tests beside it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Module(NamedTuple):
-    """One source file: where it is (from the root of the repository), what it says, and that parsed."""
+    """One source file: its path from the root of the repository, its text, and the parsed tree."""
 
     path: str
     text: str

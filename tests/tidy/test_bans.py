@@ -1,4 +1,4 @@
-"""Do the bans on time, chance, ids, sockets, threads and processes bite everywhere but in the world?"""
+"""Bans on time, randomness, ids, sockets, threads and processes apply everywhere but in world/."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ name = uuid.uuid4()
 
 
 def ruff(place: str, text: str) -> str:
-    """What ruff says of `text` if it stood at `place`; nothing is written there."""
+    """Output of ruff for `text` as if it stood at `place`; nothing is written there."""
     command = [
         str(Path(sys.executable).parent / "ruff"),
         "check",
@@ -47,8 +47,8 @@ BANNED = [
 ]
 
 
-def planted(name: str) -> list[str]:
-    """A module that uses `name`, in each way that it can be had."""
+def module_using(name: str) -> list[str]:
+    """Modules that use `name`, one for each way of importing it."""
     place, _, last = name.rpartition(".")
     # A class is reached through its module: datetime.datetime.now
     module, _, owner = place.rpartition(".") if name.startswith("datetime.") else (place, "", "")
@@ -61,7 +61,7 @@ def planted(name: str) -> list[str]:
     return [f'"""Is the ban awake?"""\n\n{way}' for way in ways]
 
 
-def test_every_ban_has_a_plant_and_every_plant_a_ban() -> None:
+def test_banned_names_match_tested_names() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     banned = settings["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-api"]
     assert sorted(banned) == sorted(BANNED)
@@ -69,29 +69,29 @@ def test_every_ban_has_a_plant_and_every_plant_a_ban() -> None:
 
 
 @pytest.mark.parametrize("name", BANNED)
-def test_what_the_world_is_for_is_banned_outside_of_it(name: str) -> None:
-    for text in planted(name):
+def test_name_is_banned_everywhere_but_in_world(name: str) -> None:
+    for text in module_using(name):
         assert f"TID251 `{name}` is banned" in ruff("src/remit/commitment/planted.py", text), text
         assert "TID251" not in ruff("src/remit/world/planted.py", text), text
 
 
 @pytest.mark.parametrize("room", ["model", "law", "store", "commitment", "client", "cli"])
-def test_time_chance_and_ids_are_banned_in(room: str) -> None:
-    said = ruff(f"src/remit/{room}/planted.py", PLANTED)
+def test_time_randomness_and_ids_are_banned_in_package(room: str) -> None:
+    output = ruff(f"src/remit/{room}/planted.py", PLANTED)
     for module in ("time", "random", "uuid"):
-        assert f"TID251 `{module}` is banned" in said, said
+        assert f"TID251 `{module}` is banned" in output, output
 
 
 @pytest.mark.parametrize(
     "line", ["from datetime import datetime\n\nnow = datetime.now(None)\n", "import os\n\nlot = os.urandom(8)\n"]
 )
-def test_the_back_doors_are_banned_too(line: str) -> None:
+def test_other_ways_to_time_and_randomness_are_banned(line: str) -> None:
     assert "TID251" in ruff("src/remit/law/planted.py", line)
 
 
-def test_the_world_may_read_the_clock_and_draw_lots() -> None:
+def test_world_may_use_time_and_randomness() -> None:
     assert "TID251" not in ruff("src/remit/world/planted.py", PLANTED)
 
 
-def test_a_relative_import_is_banned() -> None:
+def test_relative_import_is_banned() -> None:
     assert "TID252" in ruff("src/remit/law/planted.py", "from .fit import fits\n\n__all__ = ['fits']\n")

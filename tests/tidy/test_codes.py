@@ -1,4 +1,4 @@
-"""Is every refusal seen? Each code is the answer to some claim in a test that asks through the authority's own door."""
+"""Every refusal code is asserted by a test that submits a claim to the authority."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import ast
 from remit.model.claims import Code
 from tests.tidy.source_tree import ROOT
 
-PROPOSERS_OWN = {"OVERRIDE"}
-"""What keeps a proposer from claiming, and is no rule of the authority."""
+PROPOSER_CODES = {"OVERRIDE"}
+"""Codes that keep a proposer from claiming and are no rules of the authority."""
 
-DOOR = ROOT / "tests" / "unit" / "commitment"
+AUTHORITY_TESTS = ROOT / "tests" / "unit" / "commitment"
 
 
-def asserted(text: str) -> set[str]:
-    """The codes that stand in an assertion of it: `Code.NAME`, anywhere inside."""
+def asserted_codes(text: str) -> set[str]:
+    """Codes in assertions of this text: `Code.NAME`, anywhere inside."""
     return {
         node.attr
         for statement in ast.walk(ast.parse(text))
@@ -24,12 +24,16 @@ def asserted(text: str) -> set[str]:
     }
 
 
-def test_every_code_is_the_answer_to_some_claim() -> None:
-    seen = {name for file in sorted(DOOR.rglob("test_*.py")) for name in asserted(file.read_text())}
-    missing = [code.name for code in Code if code.name not in seen | PROPOSERS_OWN]
+def test_every_refusal_code_is_asserted_by_authority_tests() -> None:
+    seen = {name for file in sorted(AUTHORITY_TESTS.rglob("test_*.py")) for name in asserted_codes(file.read_text())}
+    missing = [code.name for code in Code if code.name not in seen | PROPOSER_CODES]
     assert not missing, f"no test of the authority asserts {', '.join(missing)}"
     assert seen <= {code.name for code in Code}
 
 
-def test_only_assertions_count() -> None:
-    assert asserted("x = Code.ROLE\nassert f(Code.WAIT) is None and y is Code.FENCE, Code.PHASE") == {"WAIT", "FENCE", "PHASE"}
+def test_codes_outside_assertions_do_not_count() -> None:
+    assert asserted_codes("x = Code.ROLE\nassert f(Code.WAIT) is None and y is Code.FENCE, Code.PHASE") == {
+        "WAIT",
+        "FENCE",
+        "PHASE",
+    }

@@ -1,4 +1,4 @@
-"""Does constraints.txt name every version that is used, and nothing but names and versions?"""
+"""constraints.txt names every version in use, and only names and versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.tidy.source_tree import ROOT
 
 LINE = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*==[0-9][0-9a-z.]*")
 SEEDED = {"pip", "setuptools"}
-"""What an interpreter puts into a new environment by itself, at a version of its own."""
+"""Packages that an interpreter puts into a new environment at a version of its own."""
 
 
 def lines() -> list[str]:
@@ -27,38 +27,38 @@ def constraints() -> dict[str, Version]:
 
 def requirements() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = project["build-system"]["requires"] + project["project"]["dependencies"] + project["dependency-groups"]["dev"]
-    return [Requirement(text) for text in wanted]
+    texts = project["build-system"]["requires"] + project["project"]["dependencies"] + project["dependency-groups"]["dev"]
+    return [Requirement(text) for text in texts]
 
 
-def test_names_and_versions_only_in_order() -> None:
-    odd = [line for line in lines() if not LINE.fullmatch(line)]
-    assert not odd, f"not name==version: {odd}"
+def test_constraints_are_sorted_names_and_versions() -> None:
+    invalid = [line for line in lines() if not LINE.fullmatch(line)]
+    assert not invalid, f"not name==version: {invalid}"
     names = [line.split("==")[0] for line in lines()]
     assert names == sorted(set(names))
 
 
-def test_every_installed_distribution_is_at_its_constraint() -> None:
+def test_installed_distributions_match_constraints() -> None:
     known = constraints()
-    said = []
+    problems = []
     for distribution in metadata.distributions():
         name = canonicalize_name(distribution.metadata["Name"])
         if name in SEEDED or name == "remit":
             continue
         if name not in known:
-            said.append(f"{name} {distribution.version} is installed, but no line of constraints.txt names it")
+            problems.append(f"{name} {distribution.version} is installed, but no line of constraints.txt names it")
         elif Version(distribution.version) != known[name]:
-            said.append(f"{name} is installed as {distribution.version}, constraints.txt says {known[name]}")
-    assert not said, "\n".join(sorted(said))
+            problems.append(f"{name} is installed as {distribution.version}, constraints.txt says {known[name]}")
+    assert not problems, "\n".join(sorted(problems))
 
 
-def test_every_dependency_is_constrained_to_a_version_it_allows() -> None:
+def test_every_dependency_is_constrained_to_allowed_version() -> None:
     known = constraints()
-    said = []
+    problems = []
     for requirement in requirements():
         name = canonicalize_name(requirement.name)
         if name not in known:
-            said.append(f"{name} is not in constraints.txt")
+            problems.append(f"{name} is not in constraints.txt")
         elif known[name] not in requirement.specifier:
-            said.append(f"{requirement} does not allow {known[name]}")
-    assert not said, "\n".join(said)
+            problems.append(f"{requirement} does not allow {known[name]}")
+    assert not problems, "\n".join(problems)

@@ -1,4 +1,4 @@
-"""Do the rooms import only downwards, and would the contracts notice if they did not?"""
+"""Packages import only lower layers, and the contracts catch planted violations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.tidy.source_tree import ROOT
 
 LINT = Path(sys.executable).parent / "lint-imports"
 
-# A house with every module that the contracts name, and no import that breaks one.
-LAWFUL = {
+# A minimal tree with every module that the contracts name, and no import that breaks one.
+VALID_TREE = {
     "cli/main.py": "import remit.simulate.checkers.books",
     "assembly.py": "import remit.commitment.authority",
     "simulate/__init__.py": "",
@@ -46,16 +46,16 @@ LAWFUL = {
 PLANTED = {
     "upwards": ("model/__init__.py", "import remit.law"),
     "sideways": ("store/__init__.py", "import remit.world"),
-    "a room that no layer names": ("drawer.py", ""),
-    "the authority reads a cache": ("commitment/authority.py", "import remit.observation"),
-    "a checker asks the law": ("simulate/checkers/books.py", "import remit.law"),
-    "a checker asks the authority": ("simulate/checkers/books.py", "import remit.commitment.authority"),
-    "one architecture uses another": ("proposal/architectures/probe.py", "import remit.proposal.architectures.central"),
-    "a decision reads the clock": ("commitment/decide.py", "import time"),
-    "the backlog reads the clock behind its own back": ("proposal/queue/fair_share.py", "import time"),
-    "the law draws lots": ("law/__init__.py", "import random"),
-    "a noun touches the system": ("model/__init__.py", "from os import path"),
-    "the law waits": ("law/__init__.py", "import asyncio"),
+    "a package without a layer": ("drawer.py", ""),
+    "authority imports observation": ("commitment/authority.py", "import remit.observation"),
+    "checker imports law": ("simulate/checkers/books.py", "import remit.law"),
+    "checker imports commitment": ("simulate/checkers/books.py", "import remit.commitment.authority"),
+    "architecture imports another": ("proposal/architectures/probe.py", "import remit.proposal.architectures.central"),
+    "decide imports time": ("commitment/decide.py", "import time"),
+    "queue imports time indirectly": ("proposal/queue/fair_share.py", "import time"),
+    "law imports random": ("law/__init__.py", "import random"),
+    "model imports os": ("model/__init__.py", "from os import path"),
+    "law imports asyncio": ("law/__init__.py", "import asyncio"),
 }
 
 
@@ -65,43 +65,43 @@ def lint(place: Path, source: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=False)
 
 
-def build_house(place: Path) -> Path:
-    """The rooms under `place`/src/remit, under the contracts of this repository."""
+def build_tree(place: Path) -> Path:
+    """Create the packages under `place`/src/remit, with the contracts of this repository."""
     shutil.copy(ROOT / "pyproject.toml", place)
-    house = place / "src" / "remit"
-    rooms = "agent bench cli client commitment correction demo docgen law model serve store world"
-    for room in rooms.split():
-        (house / room).mkdir(parents=True)
-        (house / room / "__init__.py").write_text("")
-    (house / "__init__.py").write_text("")
-    for name, text in LAWFUL.items():
-        (house / name).parent.mkdir(parents=True, exist_ok=True)
-        (house / name).write_text(text)
-    return house
+    package_root = place / "src" / "remit"
+    names = "agent bench cli client commitment correction demo docgen law model serve store world"
+    for name_ in names.split():
+        (package_root / name_).mkdir(parents=True)
+        (package_root / name_ / "__init__.py").write_text("")
+    (package_root / "__init__.py").write_text("")
+    for name, text in VALID_TREE.items():
+        (package_root / name).parent.mkdir(parents=True, exist_ok=True)
+        (package_root / name).write_text(text)
+    return package_root
 
 
-def test_every_room_imports_only_the_rooms_below_it() -> None:
+def test_packages_import_only_lower_layers() -> None:
     done = lint(ROOT, ROOT / "src")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_lawful_house_passes(tmp_path: Path) -> None:
-    house = build_house(tmp_path)
-    done = lint(tmp_path, house.parent)
+def test_valid_tree_passes_contracts(tmp_path: Path) -> None:
+    package_root = build_tree(tmp_path)
+    done = lint(tmp_path, package_root.parent)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("story", PLANTED)
-def test_a_planted_import_is_caught(story: str, tmp_path: Path) -> None:
-    house = build_house(tmp_path)
-    name, text = PLANTED[story]
-    (house / name).write_text(text)
-    done = lint(tmp_path, house.parent)
+@pytest.mark.parametrize("violation", PLANTED)
+def test_planted_import_breaks_contracts(violation: str, tmp_path: Path) -> None:
+    package_root = build_tree(tmp_path)
+    name, text = PLANTED[violation]
+    (package_root / name).write_text(text)
+    done = lint(tmp_path, package_root.parent)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "Broken contracts" in done.stdout, done.stdout
 
 
-def test_the_architecture_page_draws_the_layers_of_the_contract() -> None:
+def test_architecture_page_shows_layers_of_contract() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     contract = next(one["layers"] for one in contracts if one["id"] == "layers")
     page = (ROOT / "ARCHITECTURE.md").read_text()
@@ -110,12 +110,14 @@ def test_the_architecture_page_draws_the_layers_of_the_contract() -> None:
     assert [line.split("  ")[0].strip() for line in drawn[1].splitlines()] == contract
 
 
-def test_a_room_that_is_built_is_not_marked_as_missing() -> None:
-    """Parentheses make a layer optional, so that a room may come later; once it is there they would hide its removal."""
+def test_existing_package_is_not_marked_optional() -> None:
+    """Parentheses make a layer optional, for a package that comes later; once it exists they would hide its removal."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = " ".join(next(one["layers"] for one in contracts if one["id"] == "layers"))
-    house = ROOT / "src" / "remit"
+    package_root = ROOT / "src" / "remit"
     built = {
-        room for room in re.findall(r"\((\w+)\)", layers) if any(house.glob(f"{room}.py")) or any(house.glob(f"{room}/*.py"))
+        name_
+        for name_ in re.findall(r"\((\w+)\)", layers)
+        if any(package_root.glob(f"{name_}.py")) or any(package_root.glob(f"{name_}/*.py"))
     }
     assert not built, f"built, so take off the parentheses in pyproject.toml and ARCHITECTURE.md: {sorted(built)}"

@@ -15,46 +15,48 @@ FUNCTIONS_BANNED = {"handle"}
 
 
 def test_no_import_is_relative() -> None:
-    said = [
+    violations = [
         f"{module.path}:{node.lineno}"
         for module in modules()
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ImportFrom) and node.level
     ]
-    assert not said, f"relative imports: {said}"
+    assert not violations, f"relative imports: {violations}"
 
 
-def test_product_code_checks_and_does_not_assert() -> None:
-    """`python -O` takes an assert away, and with it the one line that would have named the bug."""
-    said = [
+def test_product_code_uses_check_instead_of_assert() -> None:
+    """`python -O` removes an assert, and with it the one line that would have named the bug."""
+    violations = [
         f"{module.path}:{node.lineno}" for module in modules() for node in ast.walk(module.tree) if isinstance(node, ast.Assert)
     ]
-    assert not said, f"use check(condition, why) in place of assert: {said}"
+    assert not violations, f"use check(condition, why) in place of assert: {violations}"
 
 
-def test_no_module_is_a_drawer() -> None:
-    said = [
+def test_no_module_has_catch_all_name() -> None:
+    violations = [
         path.relative_to(SOURCE).as_posix() for path in sorted(SOURCE.rglob("*")) if path.stem.lstrip("_") in MODULES_BANNED
     ]
-    assert not said, f"name what is inside: {said}"
+    assert not violations, f"name what is inside: {violations}"
 
 
-def test_no_class_or_function_is_a_drawer_or_a_twin() -> None:
-    said = []
+def test_no_class_or_function_has_catch_all_name() -> None:
+    violations = []
     for module in modules():
         for name, node in definitions(module.tree):
-            word = node.name.lstrip("_")
+            bare_name = node.name.lstrip("_")
             if isinstance(node, ast.ClassDef):
-                banned = word.endswith(CLASS_ENDINGS_BANNED)
+                banned = bare_name.endswith(CLASS_ENDINGS_BANNED)
             else:
-                banned = word in FUNCTIONS_BANNED
+                banned = bare_name in FUNCTIONS_BANNED
             if banned:
-                said.append(f"{module.path}:{node.lineno} {name}")
-    assert not said, f"say what it is, or what it does: {said}"
+                violations.append(f"{module.path}:{node.lineno} {name}")
+    assert not violations, f"say what it is, or what it does: {violations}"
 
 
-def test_every_package_has_a_first_line_of_its_own() -> None:
-    """A folder without __init__.py imports as a namespace: its ban is then written nowhere."""
-    rooms = {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}
-    said = [room.relative_to(SOURCE).as_posix() for room in sorted(rooms) if not (room / "__init__.py").exists()]
-    assert not said, f"packages without __init__.py: {said}"
+def test_every_package_has_init_module() -> None:
+    """A folder without __init__.py is imported as a namespace package, and its description is written nowhere."""
+    packages = {path.parent for path in SOURCE.rglob("*.py")} - {SOURCE}
+    violations = [
+        package.relative_to(SOURCE).as_posix() for package in sorted(packages) if not (package / "__init__.py").exists()
+    ]
+    assert not violations, f"packages without __init__.py: {violations}"

@@ -1,4 +1,4 @@
-"""Do the pages hold together? Links resolve, every page is listed, what is generated is fresh, cited faults exist."""
+"""Documentation pages: links resolve, every page is listed, generated pages are up to date, cited faults exist."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FENCE = re.compile(r"```.*?```", re.DOTALL)
 
 
 def slug(heading: str) -> str:
-    """The anchor of a heading, as readers of Markdown make it."""
+    """The anchor of a heading as Markdown renderers make it."""
     plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
     return re.sub(r"[^\w\- ]", "", plain).replace(" ", "-")
 
@@ -33,19 +33,19 @@ def links(page: Path) -> list[str]:
 
 
 def test_every_link_between_pages_resolves() -> None:
-    said = []
+    problems = []
     for page in pages():
         for link in links(page):
             path, _, anchor = link.partition("#")
             target = (page.parent / path).resolve() if path else page
             if not target.exists() or not target.is_relative_to(ROOT):
-                said.append(f"{page.relative_to(ROOT)}: {link} leads nowhere")
+                problems.append(f"{page.relative_to(ROOT)}: {link} does not exist")
             elif anchor and target.suffix == ".md" and anchor not in anchors(target):
-                said.append(f"{page.relative_to(ROOT)}: {link} has no such heading")
-    assert not said, "\n".join(said)
+                problems.append(f"{page.relative_to(ROOT)}: {link} has no such heading")
+    assert not problems, "\n".join(problems)
 
 
-def test_every_page_of_docs_is_listed_in_its_index() -> None:
+def test_every_docs_page_is_listed_in_index() -> None:
     docs = ROOT / "docs"
     index = docs / "index.md"
     listed = {(docs / link.partition("#")[0]).resolve() for link in links(index)}
@@ -53,32 +53,32 @@ def test_every_page_of_docs_is_listed_in_its_index() -> None:
     assert not missing, f"docs/index.md does not list {missing}"
 
 
-def test_generated_pages_are_fresh() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     command = [sys.executable, "-m", "remit.docgen.generate", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"run `make docs`\n{done.stdout}{done.stderr}"
 
 
-def test_the_tests_that_the_page_of_faults_names_are_those_that_cite_its_rows() -> None:
+def test_faults_page_names_tests_that_cite_its_rows() -> None:
     command = [sys.executable, "tools/citations.py", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"run `make docs`\n{done.stdout}{done.stderr}"
 
 
-def test_every_fault_that_a_test_cites_is_in_the_page() -> None:
+def test_every_fault_cited_by_tests_is_in_faults_page() -> None:
     page = (ROOT / "docs" / "faults.md").read_text()
     known = set(re.findall(r"^\| (F\d\d) \|", page, re.MULTILINE))
-    said = []
+    problems = []
     for file in sorted((ROOT / "tests").rglob("*.py")):
         if file.is_relative_to(Path(__file__).parent):
             continue
         unknown = sorted(set(re.findall(r"\bF\d\d\b", file.read_text())) - known)
         if unknown:
-            said.append(f"{file.relative_to(ROOT)} cites {', '.join(unknown)}")
-    assert not said, "\n".join(said)
+            problems.append(f"{file.relative_to(ROOT)} cites {', '.join(unknown)}")
+    assert not problems, "\n".join(problems)
 
 
-def test_the_page_of_faults_is_complete_and_its_tests_exist() -> None:
+def test_faults_page_is_complete_and_its_tests_exist() -> None:
     page = (ROOT / "docs" / "faults.md").read_text()
     counts = {letter: re.findall(rf"^\| ({letter}\d+) \|", page, re.MULTILINE) for letter in "FSLA"}
     assert counts["F"] == [f"F{n:02}" for n in range(1, 46)]
@@ -93,7 +93,7 @@ def test_the_page_of_faults_is_complete_and_its_tests_exist() -> None:
     assert threats <= {*counts["S"], *counts["L"]}
 
 
-def test_every_folder_of_tests_belongs_to_a_group() -> None:
+def test_every_test_folder_belongs_to_group() -> None:
     groups = (ROOT / "tools" / "groups.py").read_text()
     folders = {file.relative_to(ROOT / "tests").parts[0] for file in (ROOT / "tests").rglob("test_*.py")}
     missing = [folder for folder in sorted(folders) if f'"tests/{folder}"' not in groups]

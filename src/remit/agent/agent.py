@@ -352,7 +352,8 @@ class Agent:
     ) -> None:
         match action:
             case ReportAction(_, move) if move.transition == "start" and not self._heartbeats.keeper_is_reachable:
-                # Without the keeper the start cannot be performed. Unclaimed, the replica is placed elsewhere after a timeout.
+                # Without the keeper the start cannot be performed. If the start is not claimed, the replica is placed
+                # elsewhere after a timeout.
                 pass
             case ReportAction(attempt, _):
                 if (

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 TOKEN_NONCES: Final = 3
 ANSWER_TIMEOUT_MS: Final = 20_000
-"""Longer than a server takes to report that it cannot answer."""
+"""Timeout of one request. An overloaded server reports that it cannot answer before this time has passed."""
 JOIN_RETRY: Final = RetryPolicy(base_ms=1_000, cap_ms=30_000)
 TRANSIENT_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 _response_decoder: msgspec.json.Decoder[JoinResponse] = msgspec.json.Decoder(JoinResponse)

@@ -67,9 +67,9 @@ def print_progress(text: str) -> None:
 
 def print_report(report: BenchReport, as_json: bool) -> None:
     """Print the report. Exits with code 1 if a goal is missed."""
-    from remit.cli.output.console import until_nobody_reads
+    from remit.cli.output.console import until_broken_pipe
 
-    with until_nobody_reads():
+    with until_broken_pipe():
         if as_json:
             click.echo(report.json_line())
         else:

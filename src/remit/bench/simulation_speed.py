@@ -152,5 +152,5 @@ def bare_loop_events_per_cpu_s(events: int) -> float:
     loop.run(float(events))
     spent_s = max(cpu_s() - began_s, 0.001)
     loop.finish()
-    del tasks  # they never finish: the loop has ended them
+    del tasks  # unfinished tasks: the loop has closed them
     return loop.events / spent_s

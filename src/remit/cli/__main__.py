@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from remit.cli.interrupts import insisting
+from remit.cli.interrupts import persistent_interrupts
 
 INTERRUPTED = 130
 """128 plus the number of SIGINT, as shells report it. No command uses this exit code for anything else."""
@@ -16,7 +16,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     try:
-        with insisting():
+        with persistent_interrupts():
             from remit.cli.main import main as begin  # most of the startup time
         begin()
     except KeyboardInterrupt:

@@ -14,7 +14,7 @@ usual case, so that it is not raised twice.
 """
 
 
-class insisting:  # noqa: N801  (used like a function; contextlib would slow down startup)
+class persistent_interrupts:  # noqa: N801  (used like a function; contextlib would slow down startup)
     """Context manager that re-raises a swallowed KeyboardInterrupt. It does nothing if the program has installed its own SIGINT
     handler.
     """

@@ -18,14 +18,16 @@ import click
 
 from remit import __version__
 from remit.cli.__main__ import INTERRUPTED, leave_interrupted
-from remit.cli.interrupts import insisting
+from remit.cli.interrupts import persistent_interrupts
 from remit.model.problems import closest_name, did_you_mean, escaped, quoted
 
 STDERR = 2
+SERVER_OPTIONS = ("--server", "--context", "--token-file", "--ca-file", "--tenant", "-t", "-n", "-A")
+"""Options of commands that are often written before the command."""
 AGAIN_S = 0.001
 
 
-class Lazy(NamedTuple):
+class LazyCommand(NamedTuple):
     """Location of a command and its line in `remit --help`. The line is kept here so that the help imports no command modules.
     Commands without a summary are not listed.
     """
@@ -36,50 +38,64 @@ class Lazy(NamedTuple):
 
 
 COMMANDS = {
-    "up": Lazy("remit.cli.local.up", "up", "Run a complete control plane on this machine, with nodes for trying it out."),
-    "down": Lazy("remit.cli.local.down", "down", "Stop what `remit up` started, including all replicas."),
-    "apply": Lazy("remit.cli.commands.apply", "apply", "Create or replace objects from manifests; can wait until ready."),
-    "plan": Lazy("remit.cli.commands.apply", "plan", "Show what an apply would change and where replicas would go."),
-    "diff": Lazy("remit.cli.commands.apply", "diff", "Show how manifests differ from the stored objects."),
-    "create": Lazy("remit.cli.commands.create", "create", "Create a secret or a config from files and literal values."),
-    "get": Lazy("remit.cli.commands.get", "get", "List objects with their pending reasons; watch changes."),
-    "status": Lazy("remit.cli.commands.status", "status", "Show the state of the scope and leases that are not held."),
-    "describe": Lazy("remit.cli.commands.get", "describe", "Show all details of an object, with its events."),
-    "explain": Lazy("remit.cli.commands.explain", "explain", "Explain why a replica is pending, or where it is."),
-    "capacity": Lazy("remit.cli.commands.capacity", "capacity", "Show how many more replicas fit, and what limits them."),
-    "logs": Lazy("remit.cli.commands.logs", "logs", "Print the output of a workload's replicas or of one replica."),
-    "exec": Lazy("remit.cli.commands.exec", "execute", "Run a command next to a replica, in its sandbox."),
-    "events": Lazy("remit.cli.commands.events", "events", "Print events of all objects or of one."),
-    "top": Lazy("remit.cli.commands.nodes", "top", "Show current resource usage of nodes and replicas."),
-    "wait": Lazy("remit.cli.commands.rollout", "wait", "Wait until objects reach a goal."),
-    "scale": Lazy("remit.cli.commands.rollout", "scale", "Set the number of replicas of a workload."),
-    "rollout": Lazy("remit.cli.commands.rollout", "rollout", "Show the progress of a rollout, or restart replicas."),
-    "delete": Lazy("remit.cli.commands.apply", "delete", "Delete objects by name, by manifest or by label."),
-    "cordon": Lazy("remit.cli.commands.nodes", "cordon", "Mark nodes unschedulable."),
-    "uncordon": Lazy("remit.cli.commands.nodes", "uncordon", "Mark nodes schedulable again."),
-    "drain": Lazy("remit.cli.commands.nodes", "drain", "Move all replicas off nodes, within disruption limits."),
-    "secrets": Lazy("remit.cli.commands.create", "secrets", "Rotate the keys that seal secrets."),
-    "server": Lazy("remit.cli.local.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."),
-    "scheduler": Lazy("remit.cli.local.server", "scheduler", "Run a scheduler of a scope as a separate process."),
-    "controllers": Lazy("remit.cli.local.server", "controllers", "Run the controllers of a scope as a separate process."),
-    "agent": Lazy("remit.cli.local.agent", "agent", "Run the agent of this machine, as one node or several."),
-    "keeper": Lazy("remit.cli.local.down", "keeper", ""),
-    "backup": Lazy("remit.cli.commands.backup", "backup", "Copy the store of a running server to a file."),
-    "restore": Lazy("remit.cli.commands.backup", "restore", "Create a server's store from a backup, as a new incarnation."),
-    "support-bundle": Lazy("remit.cli.local.doctor", "support_bundle", "Collect redacted diagnostics for a bug report."),
-    "doctor": Lazy("remit.cli.local.doctor", "doctor", "Check this machine for missing requirements, with fixes."),
-    "context": Lazy("remit.cli.local.context", "context", "Manage named servers and choose the current one."),
-    "validate": Lazy(
+    "up": LazyCommand(
+        "remit.cli.local.up", "up", "Run a complete control plane on this machine, with nodes for trying it out."
+    ),
+    "down": LazyCommand("remit.cli.local.down", "down", "Stop what `remit up` started, including all replicas."),
+    "apply": LazyCommand(
+        "remit.cli.commands.apply", "apply", "Create or replace objects from manifests; can wait until ready."
+    ),
+    "plan": LazyCommand("remit.cli.commands.apply", "plan", "Show what an apply would change and where replicas would go."),
+    "diff": LazyCommand("remit.cli.commands.apply", "diff", "Show how manifests differ from the stored objects."),
+    "create": LazyCommand("remit.cli.commands.create", "create", "Create a secret or a config from files and literal values."),
+    "get": LazyCommand("remit.cli.commands.get", "get", "List objects with their pending reasons; watch changes."),
+    "status": LazyCommand("remit.cli.commands.status", "status", "Show the state of the scope and leases that are not held."),
+    "describe": LazyCommand("remit.cli.commands.get", "describe", "Show all details of an object, with its events."),
+    "explain": LazyCommand("remit.cli.commands.explain", "explain", "Explain why a replica is pending, or where it is."),
+    "capacity": LazyCommand(
+        "remit.cli.commands.capacity", "capacity", "Show how many more replicas fit, and what limits them."
+    ),
+    "logs": LazyCommand("remit.cli.commands.logs", "logs", "Print the output of a workload's replicas or of one replica."),
+    "exec": LazyCommand("remit.cli.commands.exec", "execute", "Run a command next to a replica, in its sandbox."),
+    "events": LazyCommand("remit.cli.commands.events", "events", "Print events of all objects or of one."),
+    "top": LazyCommand("remit.cli.commands.nodes", "top", "Show current resource usage of nodes and replicas."),
+    "wait": LazyCommand("remit.cli.commands.rollout", "wait", "Wait until objects reach a goal."),
+    "scale": LazyCommand("remit.cli.commands.rollout", "scale", "Set the number of replicas of a workload."),
+    "rollout": LazyCommand("remit.cli.commands.rollout", "rollout", "Show the progress of a rollout, or restart replicas."),
+    "delete": LazyCommand("remit.cli.commands.apply", "delete", "Delete objects by name, by manifest or by label."),
+    "cordon": LazyCommand("remit.cli.commands.nodes", "cordon", "Mark nodes unschedulable."),
+    "uncordon": LazyCommand("remit.cli.commands.nodes", "uncordon", "Mark nodes schedulable again."),
+    "drain": LazyCommand("remit.cli.commands.nodes", "drain", "Move all replicas off nodes, within disruption limits."),
+    "secrets": LazyCommand("remit.cli.commands.create", "secrets", "Rotate the keys that seal secrets."),
+    "server": LazyCommand(
+        "remit.cli.local.server", "server", "Run a server: the authority of a scope, its store and its HTTP API."
+    ),
+    "scheduler": LazyCommand("remit.cli.local.server", "scheduler", "Run a scheduler of a scope as a separate process."),
+    "controllers": LazyCommand(
+        "remit.cli.local.server", "controllers", "Run the controllers of a scope as a separate process."
+    ),
+    "agent": LazyCommand("remit.cli.local.agent", "agent", "Run the agent of this machine, as one node or several."),
+    "keeper": LazyCommand("remit.cli.local.down", "keeper", ""),
+    "backup": LazyCommand("remit.cli.commands.backup", "backup", "Copy the store of a running server to a file."),
+    "restore": LazyCommand(
+        "remit.cli.commands.backup", "restore", "Create a server's store from a backup, as a new incarnation."
+    ),
+    "support-bundle": LazyCommand("remit.cli.local.doctor", "support_bundle", "Collect redacted diagnostics for a bug report."),
+    "doctor": LazyCommand("remit.cli.local.doctor", "doctor", "Check this machine for missing requirements, with fixes."),
+    "context": LazyCommand("remit.cli.local.context", "context", "Manage named servers and choose the current one."),
+    "validate": LazyCommand(
         "remit.cli.local.validate", "validate", "Check manifests and print every problem with its location and fix."
     ),
-    "schema": Lazy("remit.cli.local.validate", "schema", "Print the JSON Schema of a kind, for editors."),
-    "demo": Lazy("remit.demo.demo_command", "demo", "Run a demo: explanations, and replicas that survive failures."),
-    "simulate": Lazy("remit.cli.local.simulate", "simulate", "Run scenarios with injected faults and check all invariants."),
-    "bench": Lazy("remit.bench.bench_command", "bench", "Run benchmarks on this machine."),
-    "token": Lazy("remit.cli.commands.token", "token", "Create, list and revoke access tokens."),
-    "audit": Lazy("remit.cli.commands.events", "audit", "Print the audit log: changes by users, and refused requests."),
-    "version": Lazy("remit.cli.commands.status", "version", "Print the version of this program and of the server."),
-    "completion": Lazy("remit.cli.local.context", "completion", "Print the completion script for your shell."),
+    "schema": LazyCommand("remit.cli.local.validate", "schema", "Print the JSON Schema of a kind, for editors."),
+    "demo": LazyCommand("remit.demo.demo_command", "demo", "Run a demo: explanations, and replicas that survive failures."),
+    "simulate": LazyCommand(
+        "remit.cli.local.simulate", "simulate", "Run scenarios with injected faults and check all invariants."
+    ),
+    "bench": LazyCommand("remit.bench.bench_command", "bench", "Run benchmarks on this machine."),
+    "token": LazyCommand("remit.cli.commands.token", "token", "Create, list and revoke access tokens."),
+    "audit": LazyCommand("remit.cli.commands.events", "audit", "Print the audit log: changes by users, and refused requests."),
+    "version": LazyCommand("remit.cli.commands.status", "version", "Print the version of this program and of the server."),
+    "completion": LazyCommand("remit.cli.local.context", "completion", "Print the completion script for your shell."),
 }
 
 
@@ -108,7 +124,7 @@ class Commands(click.Group):
         if lazy is None:
             return None
         try:
-            with insisting():
+            with persistent_interrupts():
                 command = getattr(import_module(lazy.module), lazy.name)
         except ModuleNotFoundError as error:
             if error.name != lazy.module:
@@ -136,16 +152,23 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def make_context(self, *words: Any, **more: Any) -> click.Context:
-        with _ending_alike():
-            return super().make_context(*words, **more)
+        with _exit_code_of_interrupts():
+            try:
+                return super().make_context(*words, **more)
+            except click.NoSuchOption as error:
+                if error.option_name in SERVER_OPTIONS:
+                    raise click.UsageError(
+                        f"{error.option_name} belongs after the command: remit COMMAND {error.option_name} ...", error.ctx
+                    ) from error
+                raise
 
     def invoke(self, ctx: click.Context) -> Any:
-        with _ending_alike():
+        with _exit_code_of_interrupts():
             return super().invoke(ctx)
 
 
 @contextmanager
-def _ending_alike() -> Iterator[None]:
+def _exit_code_of_interrupts() -> Iterator[None]:
     """Exit with 130 on an interrupt, from argument parsing on. click would exit with 1, which has other meanings here."""
     try:
         yield
@@ -182,7 +205,7 @@ def remit() -> None:
 
 def main() -> None:
     if sys.stderr is None:
-        _silent_stderr()
+        _open_null_stderr()
     if sys.stdout is None:  # closed by `>&-`: fail now rather than after a long run whose result is lost
         with suppress(OSError):
             click.echo("remit: stdout is closed; use >/dev/null to discard the output", err=True)
@@ -191,7 +214,7 @@ def main() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # characters that the encoding lacks are escaped instead of raising
             reconfigure(errors="backslashreplace")
-    sys.unraisablehook = _hear_interrupts
+    sys.unraisablehook = _redeliver_interrupt
     # An interrupt can arrive between the creation of a coroutine and of its task, and Python would warn about the coroutine.
     # The filter is appended, so that filters set by the user (`-W`, PYTHONWARNINGS) take precedence.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning, append=True)
@@ -216,7 +239,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _hear_interrupts(lost: sys.UnraisableHookArgs) -> None:
+def _redeliver_interrupt(lost: sys.UnraisableHookArgs) -> None:
     """Deliver an interrupt again that was raised where Python ignores exceptions, such as a weakref callback. A timer raises it
     a moment later, in ordinary code.
     """
@@ -227,7 +250,7 @@ def _hear_interrupts(lost: sys.UnraisableHookArgs) -> None:
         sys.__unraisablehook__(lost)
 
 
-def _silent_stderr() -> None:
+def _open_null_stderr() -> None:
     """Open /dev/null as stderr if it was closed (`2>&-`). Otherwise the next opened file would get descriptor 2 and receive
     error messages.
     """

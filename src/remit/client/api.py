@@ -230,7 +230,7 @@ class Api:
         dry_run: bool = False,
         operation_id: str | None = None,
     ) -> DeleteAnswer:
-        """Delete an object. The action `marked` means that it goes once its finalizers and replicas are gone.
+        """Delete an object. The action `marked` means that it is removed once its finalizers and replicas are gone.
 
         To wait for that, call `wait` with a condition that holds for None.
         """

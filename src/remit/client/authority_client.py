@@ -1,4 +1,4 @@
-"""Claim client: submits operations until a verdict arrives, under the same id.
+"""Claim client: retries operations under the same id until a verdict arrives.
 
 It handles operation ids, retries and deadlines. The claims and their evidence come from the caller.
 

@@ -36,7 +36,7 @@ _SERVER_FRAMES: Final = frozenset({ExecFrameType.STARTED, ExecFrameType.STDOUT, 
 
 
 class ExecClientSession:
-    """One command. Read `parts` once, to its end; `feed` may be called meanwhile. `over` is set after that."""
+    """One command. Read `parts` once, to its end; `feed` may be called meanwhile. `over` is set when the output has ended."""
 
     def __init__(self, begin: ExecStart) -> None:
         self._outgoing: asyncio.Queue[bytes | None] = asyncio.Queue(UNSENT_FRAMES_MAX)

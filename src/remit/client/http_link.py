@@ -172,7 +172,7 @@ class ScopeConnection:
     """How a component reaches a scope. `names` are the servers, each named by its address, so that leader hints of servers that
     use their address as name can be followed.
 
-    `world` is the given one with `link` in it: names that are not reached by HTTP are reached as before. Close it, or use it
+    `world` is the given one with `link` in it. Names without an HTTP address are reached as before. Close it, or use it
     as a context manager.
     """
 

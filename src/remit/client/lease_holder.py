@@ -4,7 +4,7 @@ Validity is counted on the holder's own clock from when it sent the renewal. Lea
 
 The authority counts a term from when it received a renewal, the holder from when it sent it. Sending comes first, so the
 holder always stops acting before the authority may give the lease to another, without comparing their clocks. Only the clock
-rates must agree, and the authority's margin covers their drift (DESIGN section 6).
+rates must agree, and the authority's margin covers their drift (ARCHITECTURE.md, "Time").
 """
 
 from __future__ import annotations

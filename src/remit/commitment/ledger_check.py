@@ -44,7 +44,7 @@ def _holding(books: Books) -> dict[str, tuple[Replica, dict[str, int], dict[str,
 
 
 def _sums(books: Books) -> tuple[Sums, Sums]:
-    """Return what the rows hold, by node and by grant. A reservation holds its need minus what its victims free."""
+    """Return what the rows hold, by node and by grant. A reservation holds its need minus what its victims still hold."""
     nodes: Sums = defaultdict(lambda: defaultdict(int))
     grants: Sums = defaultdict(lambda: defaultdict(int))
     holding = _holding(books)

@@ -283,7 +283,7 @@ def void_grants(draft: Draft) -> None:
 
 
 async def acknowledged_after(store: Store, sequence: int) -> AsyncIterator[tuple[int, AuditEntry]]:
-    """Yield every operation that `store` answered after this sequence: what restoring a backup taken then has lost."""
+    """Yield every operation that `store` answered after this sequence. A restore of a backup taken then loses them."""
     revision = await store.revision()
     async for row in read_rows(store, BATCH_PREFIX, lambda: revision, after=batch_key(sequence)):
         for entry in decode_batch(row.value).entries:

@@ -3,7 +3,7 @@
 Two schedulers claim the same GPU from a real authority, round after round, and the authority's process is killed in the
 middle.
 
-No decision is made here: each client submits claims over its own socket, and sends and verdicts are recorded in a
+No decision is made here: each client submits claims over its own socket, and sends and verdicts are recorded in an
 `OperationRecorder`. After the kill the clients retry with the same operation ids until the restarted process answers.
 """
 

@@ -194,13 +194,13 @@ has asked to leave is not counted as available."""
 CONDITIONS_TEXT: Final = """\
 Each condition has a machine-readable reason, the generation that it describes, and the time of its last change. A condition
 that becomes true is written at once. `Admitted`, `Scheduled` and `Ready` are set to false only after {patience}, so that short
-interruptions are not written. For jobs both directions wait that long, so a short job costs only the write of its end. No
+interruptions are not written. For jobs both directions wait that long, so a short job costs one write, at its end. No
 condition contains a count: `remit get workload` counts the replicas by stage on each request."""
 
 DELETION_TEXT: Final = """\
 Deleting a workload marks it as being deleted. No replica of it is created or retried any more: pending replicas are
 cancelled, running ones removed, finished ones settled, released ones forgotten. The workload itself is deleted when no
-replica and no finalizer is left. Finalizers hold only the object; its replicas end all the same.
+replica and no finalizer is left. A finalizer delays only the deletion of the object; its replicas are ended anyway.
 
 An object with owner references is deleted when its last owner is gone. Owners are compared by uid, so an owner created again
 under the same name does not keep the object. The object is deleted at the revision at which it was observed, and the authority
@@ -209,7 +209,7 @@ does. The resync at the start of a lease term finds objects that became deletabl
 
 NODE_HEALTH_TEXT: Final = """\
 The authority measures the time since each node's last heartbeat, in memory, from its takeover on. The node controller reads
-these times once per heartbeat interval. Each silence decides only what its uncertainty allows, and the authority has the
+these times once per heartbeat interval. The longer the silence, the stronger the action. The authority has the
 final decision: it refuses a request that comes too early."""
 
 NODE_RETURN_TEXT: Final = """\

@@ -41,7 +41,7 @@ from remit.model.claims import CLAIMS, Abandon, Claim, Role
 from remit.model.kinds import NodeHealth
 from remit.model.objects import DECLARED, KINDS
 from remit.model.records import Phase
-from remit.proposal.placement.builtin_plugins import STATELESS_SCORES, OverrideFilter
+from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, STATELESS_SCORES, OverrideFilter
 from remit.proposal.placement.plugins import BUILTIN_FILTERS
 from remit.simulate import scenarios as scenario
 from remit.simulate.actors.users import WORKLOAD_KINDS
@@ -184,7 +184,13 @@ def filters() -> str:
         for plugin in all_filters
     )
     ranking = (
-        (code(plugin.name), "yes" if plugin.static else "", str(plugin.weight), _first_line(plugin.score))
+        (
+            code(plugin.name),
+            "yes" if plugin in DEFAULT_SCORES else "",
+            "yes" if plugin.static else "",
+            str(plugin.weight),
+            _first_line(plugin.score),
+        )
         for plugin in STATELESS_SCORES
     )
     return page(
@@ -195,11 +201,14 @@ def filters() -> str:
         "again. All filters but the last are rules of `src/remit/law/fit.py`, which the authority evaluates again at the "
         "commit.",
         table(("filter", "reason", "unblock events", "excludes nodes where"), rows),
-        "A score ranks the remaining nodes with a value from 0 to 1 times its weight. The scheduler profile selects the "
-        "scores.",
-        table(("score", "static", "weight", "preference"), ranking),
-        "A *static* score depends only on the node's attributes, not on its load. Packages add filters and scores by entry "
-        "points; see `examples/plugins`.",
+        "A score ranks the remaining nodes with a value from 0 to 1 times its weight.",
+        table(("score", "default", "static", "weight", "preference"), ranking),
+        "The scheduler uses the *default* scores; no setting selects others. A program that creates a `Kernel` may pass any of "
+        "them. A *static* score depends only on the node's attributes, not on its load.",
+        "The scheduler also uses two scores with state. `locality` prefers nodes that "
+        "[hints](scheduling.md#overrides-and-hints) report as warm for the workload. `fragmentation` "
+        "[keeps devices usable](packing.md); in a cluster with devices it replaces `least-allocated`.",
+        "Packages add filters and scores by entry points; see `examples/plugins`.",
     )
 
 

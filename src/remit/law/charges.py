@@ -1,4 +1,4 @@
-"""Charges of an object: capacity held by a replica, object counts against tenant limits.
+"""Charges of an object: capacity and quota held by a replica, object counts against tenant limits.
 
 Used by the authority for its ledgers and by every cached copy of them, so that both compute the same postings. Charges
 depend on the object alone, which allows sums to be updated incrementally. Pure; the ledgers are in ledgers.py.

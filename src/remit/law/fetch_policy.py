@@ -1,8 +1,8 @@
 """Decides from which addresses artifacts may be fetched (SSRF protection).
 
-Public addresses, and those that are explicitly allowed. No name resolution here: admission checks the URL as written, and
-the agent checks every address that the name resolves to before it connects. Otherwise a tenant could read through the node
-what only the node may read, such as the cloud credentials of the machine.
+Allowed are public addresses, and others that are explicitly permitted. No name resolution here: admission checks the URL as
+written, and the agent checks every address that the name resolves to before it connects. Otherwise a tenant could read
+through the node what only the node may read, such as the cloud credentials of the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ AnyAddress = IPv4Address | IPv6Address
 
 
 def host_denial_reason(host: str, allow: Sequence[str]) -> str:
-    """Returns why nothing may be fetched from this host, judged by its name alone; empty if nothing speaks against it."""
+    """Returns why nothing may be fetched from this host, judged by its name alone; empty if its name is allowed."""
     try:
         return address_denial_reason(ip_address(host), host, allow)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Fit rules: decide whether a replica fits a node, for one node or for a whole column of nodes.
+"""Fit rules (cordon and drain, taints, capacity, devices, spread): whether a replica fits a node or a column of nodes.
 
 Each rule is one expression over `Requirements` (what the replica needs), a `NodeView` (attributes and free capacity of the
 node) and `PeerCounts` (replicas per topology domain). The operands may be numbers or NumPy columns:

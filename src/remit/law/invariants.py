@@ -50,7 +50,7 @@ INVARIANTS: Final[tuple[Invariant, ...]] = (
         6,
         "constraints-held",
         "A replica is bound only where the policy in force allowed it and its hard constraints held at that revision.",
-        "The authority runs the same rules as the proposer, on its own books, with the latest live policy.",
+        "The authority runs the same rules as the scheduler, on its own books, with the latest live policy.",
     ),
     Invariant(
         7,
@@ -86,6 +86,6 @@ INVARIANTS: Final[tuple[Invariant, ...]] = (
         12,
         "reservations-end",
         "A reservation is bound once or released.",
-        "It is a phase of its replica: one row, which is bound, cancelled, or reclaimed after a timeout.",
+        "A reservation is a phase of its replica: one row, which is bound, cancelled, or reclaimed after a timeout.",
     ),
 )

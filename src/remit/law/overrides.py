@@ -5,8 +5,8 @@ Computes effects from override rows and an instant; reads no clock and writes no
 An override must have no effect after its deadline, on any observer, however stale its view is. So an override is in force
 only for an observer that can prove that the deadline has not passed:
 
-- The instant is the latest time that the authority's clock can show now (`AuthorityClient.authority_ms`). So for an observer an
-  override may end slightly before its deadline, but never after it.
+- The instant is the latest time that the authority's clock can show now (`AuthorityClient.authority_clock`). So for an
+  observer an override may end slightly before its deadline, but never after it.
 - A deadline belongs to one boot of one machine and cannot be compared with the clock of another boot: the authority may have
   moved to another machine long after the override ended, or just before. It then counts as passed, as for grants. To continue
   an override after that, delete it and apply it again.

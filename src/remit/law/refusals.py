@@ -45,7 +45,7 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.PHASE: Refusal("the transition is not possible from the present phase", "read again, then decide again"),
     Code.ATTEMPT: Refusal("the claim names another attempt than the current one", "stop that attempt; read again", never=True),
     Code.IN_USE: Refusal("other objects still depend on it", "drain or delete what depends on it"),
-    Code.DELETING: Refusal("the object is being deleted", "wait until it is gone"),
+    Code.DELETING: Refusal("the object is being deleted", "wait until it is deleted"),
     Code.WAIT: Refusal("the phase has not reached its timeout", "wait until the timeout"),
     Code.FENCE: Refusal("the old attempt may still run", "wait until the fence has passed"),
     Code.NODE_UNREADY: Refusal("the node is not ready for new work", "node ready"),
@@ -59,12 +59,16 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.TAINT: Refusal("the node has a taint that is not tolerated", "taint removed, or toleration added"),
     Code.PLACE: Refusal("the workload's placement excludes this region, zone or pool", "placement changed"),
     Code.POLICY: Refusal("the policy in force forbids this place or this priority", "policy published"),
-    Code.POLICY_LAPSED: Refusal("the adopted policy is past its lease, so nothing can be checked against it", "policy renewed"),
+    Code.POLICY_LAPSED: Refusal(
+        "the lease on the adopted policy has expired, so nothing can be checked against it", "policy renewed"
+    ),
     Code.SPREAD: Refusal("the topology spread would be violated", "replica bound or released elsewhere"),
-    Code.AFFINITY: Refusal("no replica that it has affinity to is there", "matching replica bound there"),
-    Code.ANTI_AFFINITY: Refusal("a replica that it has anti-affinity to is there", "matching replica released there"),
-    Code.OVER_QUOTA: Refusal("the tenant's quota does not cover it", "quota freed or raised"),
-    Code.GRANT_SHORT: Refusal("the grant does not cover it", "grant freed, or a larger one issued"),
+    Code.AFFINITY: Refusal("no replica that it has affinity to is in this topology domain", "matching replica bound there"),
+    Code.ANTI_AFFINITY: Refusal(
+        "anti-affinity between it and a replica in this topology domain", "matching replica released there"
+    ),
+    Code.OVER_QUOTA: Refusal("the tenant's quota does not cover the charge", "quota freed or raised"),
+    Code.GRANT_SHORT: Refusal("the grant does not cover the charge", "grant freed, or a larger one issued"),
     Code.GRANT_EXPIRED: Refusal("the grant, or one of its parents, has expired", "grant renewed"),
     Code.GRANT_VOID: Refusal(
         "the grant is closed, or the grant or peer message is from before a restore", "peer recognised, grant reissued"

@@ -30,7 +30,7 @@ NO_PEER_TERMS: Final[PeerIdentity] = ("", ())
 
 def peer_identity(spec: WorkloadSpec, workload: str, all_labels: Mapping[str, str]) -> PeerIdentity:
     """Returns the influence of a workload's name and labels on its constraints on other replicas: the name, if a constraint
-    refers to the workload itself, and which constraints match the workload's own replicas. `marked` are the labels including
+    refers to the workload itself, and which constraints match the workload's own replicas. `all_labels` include
     WORKLOAD_LABEL.
     """
     placement = spec.placement

@@ -76,7 +76,7 @@ class WorkloadProgress(NamedTuple):
 
 
 def progress(type_: Literal["job", "service", "daemon"], desired: int, phases: Iterable[Phase]) -> WorkloadProgress:
-    """Returns the progress of a workload with `wanted` desired replicas in all."""
+    """Returns the progress of a workload with `desired` replicas."""
     counts = dict.fromkeys(_STAGE.values(), 0)
     created = 0
     for phase in phases:

@@ -93,7 +93,7 @@ def token_digest(token: str) -> str:
 
 
 def expiry_after(start: str, term_ms: int) -> str:
-    """Returns the instant `term_ms` after `wall`, in the format of `TokenSpec.expires`."""
+    """Returns the instant `term_ms` after `start`, in the format of `TokenSpec.expires`."""
     until = datetime.fromisoformat(start) + timedelta(milliseconds=term_ms)
     return until.astimezone(UTC).isoformat(timespec="seconds").removesuffix("+00:00") + "Z"
 

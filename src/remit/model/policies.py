@@ -15,7 +15,7 @@ from remit.model.metadata import ClassName, Labels, Name, Natural, Priority, Rec
 from remit.model.resources import Amount, Duration
 
 PRIORITY_LIMIT: Final = 2_000_000_000
-"""The highest priority there is."""
+"""The highest possible priority."""
 
 
 class TenantLimits(Record, frozen=True):

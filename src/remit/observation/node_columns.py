@@ -7,9 +7,10 @@ taints) are stored as ids, which are indexes into the distinct values. A rule is
 result is spread by id: `translate_requirements` prepares the look-up tables of `Requirements` for that. The id of an absent
 value is -1, and tables by domain have one extra entry at the end, so that -1 selects "no domain".
 
-A change touches one row: `put` sets what a node is, `post` takes or returns what a holder needs. A removed node leaves a
-hole, a row that nothing fits, which the next new node reuses. `ChangeLog.since` returns the changed rows, so that caches
-refresh only those. `freeze` returns a copy-on-write copy: arrays are copied once, when either side first writes to them.
+A change touches one row: `put` sets a node's attributes, `post` takes or returns the amounts of a holder. A removed node
+leaves a hole, a row that nothing fits, which the next new node reuses. `ChangeLog.since` returns the changed rows, so that
+caches refresh only those. `freeze` returns a copy-on-write copy: arrays are copied once, when either side first writes to
+them.
 
 Amounts are int64; model/resources.py rejects values that do not fit.
 """

@@ -47,7 +47,7 @@ class ListRange(NamedTuple):
 
 
 ALL_RANGES: Final = ListRange("allotment/"), ListRange("", "batch0")
-"""All keys except `batch/…`: those rows grow with the run and no observer reads them. `batch0` is the first key after every
+"""All keys except `batch/…`: their number only grows, and no observer reads them. `batch0` is the first key after every
 `batch/…`, and only allotments sort before them.
 """
 

@@ -152,7 +152,7 @@ class ReplicaTable(Table):
         )
 
     def is_attempt(self, slot: int, attempt_id: str) -> bool:
-        """Whether the slot holds this attempt of this replica.."""
+        """Whether the slot holds this attempt of this replica."""
         uid, _, attempt = attempt_id.rpartition("/")
         return self.at.uid[slot] == hash(uid) and str(self.at.attempt[slot]) == attempt
 

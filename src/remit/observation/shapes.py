@@ -234,7 +234,7 @@ class ShapeTable(Table):
         return self.workloads.at.state[self.at.workload[generation]] == PRESENT
 
     def open_mask(self) -> npt.NDArray[np.bool_]:
-        """`open` for all generations at once."""
+        """Return the `open` flag of all generations as one mask."""
         mask: npt.NDArray[np.bool_] = self.workloads.column("state")[self.column("workload")] == PRESENT
         return mask
 
@@ -270,7 +270,7 @@ class ShapeTable(Table):
         return tuple(self._anti_affinity.get(tenant, ()))
 
     def generations_in(self, index: PeerIndex) -> npt.NDArray[np.intp]:
-        """Return the generations whose replicas count in an index."""
+        """Return the generations whose replicas this index counts."""
         tenant = self._tenant_ids.get(index.tenant)
         if tenant is None:
             return np.zeros(0, dtype=np.intp)
@@ -432,7 +432,7 @@ class ShapeTable(Table):
         return number
 
     def _release_shared(self, generation: int) -> None:
-        """Release everything a generation's row shares with others."""
+        """Release the label set, priority class, shape and placement that the generation's row refers to."""
         at = self.at
         self.label_sets.release(at.labels[generation])
         self.priority_classes.release(at.priority_class[generation])

@@ -23,7 +23,7 @@ from remit.store.protocol import HEAD, Head, Row, WatchEvent
 from remit.world.interfaces import Clock
 
 _IGNORED_PREFIXES: Final = ("batch/", "event/", "decision/")
-"""Rows that grow with the run and that no reader of the cache decides by."""
+"""Rows whose number only grows, and on which no reader of the cache bases a decision."""
 _UNDECODED_PREFIX: Final = "generation/"
 """Generations come with every workload and are looked up rather than followed, so listeners get the undecoded `CachedRow`."""
 

@@ -1,4 +1,4 @@
-"""One scheduling attempt for a queue of equal replicas: place, preempt, or explain why not.
+"""One scheduling attempt for a queue of equal replicas or a gang: place, preempt, or explain why not.
 
 An attempt assumes placements in the view and returns them. It submits no claims (see cycle.py).
 """

@@ -392,7 +392,7 @@ class Cycle:
         return results
 
     def _add_claims(self, proposal: Proposal, attempt: Attempt, nodes: dict[int, str], now_ms: int) -> None:
-        """Adds the claims that result from one attempt; records the node of each placed slot in `where`."""
+        """Adds the claims that result from one attempt; records the node of each placed slot in `nodes`."""
         view, keys = self.view, self.view.replicas.keys
         at = view.replicas.at
         binds = [

@@ -24,7 +24,7 @@ STATUS_REASON: Final = ("node/", "replica/")
 
 ENTRY_DIGEST: Final = 1
 ENTRY_DETAIL: Final = 12
-"""Positions in an entry of a batch row: the digest of a payload, which may hold text, and the detail of a refusal."""
+"""Positions in an entry of a batch row that depend on texts: the digest of the payload, and the detail of a refusal."""
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode

@@ -243,7 +243,7 @@ def _injection_problems(scenario: Scenario, injection: Injection) -> Iterator[st
 
 
 def _violation_problems(check: str) -> Iterator[str]:
-    """An unknown name would be reported as holding in every run."""
+    """Reject the name of a check that does not exist: every run would pass it."""
     known = sorted({PROCESS_ENDED_CHECK, *chain.from_iterable(checks_by_property().values())})
     if check and check not in known:
         closest = get_close_matches(check, known, n=1, cutoff=0.0)[0]

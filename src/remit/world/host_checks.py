@@ -160,8 +160,8 @@ def _ports() -> HostCheck:
     try:
         ports = asyncio.run(KernelPorts(BootClock()).find_free(TEST_PORTS))
     except WorldError as error:
-        return HostCheck("ports for work", "fail", error.cause, error.cure)
-    return HostCheck("ports for work", "ok", f"{len(ports)} of {TEST_PORTS} test ports were free")
+        return HostCheck("replica ports", "fail", error.cause, error.cure)
+    return HostCheck("replica ports", "ok", f"{len(ports)} of {TEST_PORTS} test ports were free")
 
 
 def _files() -> HostCheck:

@@ -4,8 +4,8 @@ Everything that is not a pure function of its arguments goes through these proto
 implementations built by production.py and the simulator passes its own, which run in virtual time; the components are the
 same code in both.
 
-Two kinds of failure are kept apart everywhere. The outside failed: `WorldError`, with its cause and a fix. Our own code has
-a bug: `ValueError` and the like.
+Two kinds of failure are kept apart everywhere. An external failure (of the operating system, a peer or another program) is a
+`WorldError` with its cause and a fix. A bug of our own code is a `ValueError` or the like.
 """
 
 from __future__ import annotations
@@ -471,7 +471,9 @@ class World:
 
 
 class WorldError(Exception):
-    """The outside failed. `cause` says what happened, `cure` how to fix it."""
+    """An external failure: of the operating system, a peer or another program. `cause` says what happened, `cure` how to fix
+    it.
+    """
 
     def __init__(self, cause: str, cure: str) -> None:
         self.cause, self.cure = cause, cure

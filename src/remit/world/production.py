@@ -16,7 +16,7 @@ from remit.world.randomness import RandomIds, system_seeded
 
 
 def production(addresses: Mapping[str, str] | None = None) -> World:
-    """Return the production implementations. `addresses` maps the names of peers to where they listen.
+    """Return the production implementations. `addresses` maps the names of peers to their listen addresses.
 
     The caller must close `offload` at the end.
     """

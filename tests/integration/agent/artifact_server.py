@@ -1,4 +1,4 @@
-"""A real web server on loopback for files that work asks for, and archives of them. No test is in here."""
+"""A real web server on loopback for artifacts, and archives to serve. Contains no tests."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from aiohttp import web
 ALLOWED = ("--artifact-allow", "127.0.0.1")
 
 
-class Server:
-    """What it has by path. `asked` counts; while `held` is not set nothing but the first half of a file comes."""
+class ArtifactServer:
+    """Files by path. `asked` counts requests; while `held` is not set, only the first half of a file is sent."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
-        self.leads: dict[str, str] = {}
-        self.fails: dict[str, int] = {}
-        """By path: so many times it answers 503 first."""
-        self.asked: list[str] = []
-        self.held = asyncio.Event()
-        self.held.set()
+        self.redirects: dict[str, str] = {}
+        self.failures: dict[str, int] = {}
+        """Number of 503 answers by path before the file is served."""
+        self.requests: list[str] = []
+        self.released = asyncio.Event()
+        self.released.set()
         self.url = ""
 
     def put(self, path: str, content: bytes) -> tuple[str, str]:
-        """Its source and its digest."""
+        """Add a file; return its source and digest."""
         self.files[path] = content
         return f"{self.url}{path}", hashlib.sha256(content).hexdigest()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
-        self.asked.append(path)
-        if path in self.leads:
-            return web.Response(status=302, headers={"Location": self.leads[path]})
-        if self.fails.get(path, 0):
-            self.fails[path] -= 1
+        self.requests.append(path)
+        if path in self.redirects:
+            return web.Response(status=302, headers={"Location": self.redirects[path]})
+        if self.failures.get(path, 0):
+            self.failures[path] -= 1
             return web.Response(status=503)
         if path not in self.files:
             return web.Response(status=404)
@@ -47,14 +47,14 @@ class Server:
         await response.prepare(request)
         half = len(content) // 2
         await response.write(content[:half])
-        await self.held.wait()
+        await self.released.wait()
         await response.write(content[half:])
         return response
 
 
 @asynccontextmanager
-async def shelf() -> AsyncIterator[Server]:
-    made = Server()
+async def artifact_server() -> AsyncIterator[ArtifactServer]:
+    made = ArtifactServer()
     app = web.Application()
     app.add_routes([web.get("/{path:.*}", made.answer)])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -64,12 +64,12 @@ async def shelf() -> AsyncIterator[Server]:
     try:
         yield made
     finally:
-        made.held.set()
+        made.released.set()
         await runner.cleanup()
 
 
 def tarball(files: Mapping[str, bytes | str], mode: str = "w:gz") -> bytes:
-    """Text is a script, bytes are data."""
+    """Text becomes an executable script, bytes become data."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode=mode) as tar:  # type: ignore[call-overload]
         for name, content in files.items():

@@ -1,6 +1,6 @@
-"""A scope for real agents to speak to: servers, scheduler and controllers in the test's own process, its door behind HTTP.
+"""A scope for real agents: servers, scheduler and controllers in the test's process, behind HTTP.
 
-Agents and their keepers are the processes that people run. Whatever a test finds, nothing of them is left. No test is in here.
+Agents and keepers are real processes; all of them are ended with the test. Contains no tests.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ TOKEN = "a-token-of-these-tests"
 SERVER = "s1"
 BEAT_MS = 200
 SLOW_MS = 700
-"""Where a process is started anew meanwhile: on a busy machine that takes seconds, in which nobody must be given up."""
-TEMPO = Timing(BEAT_MS)
+"""Heartbeat where a process is restarted meanwhile: on a busy machine that takes seconds, in which no node may be lost."""
+TIMING = Timing(BEAT_MS)
 ALL = {"cpu": "1000", "memory": "100Gi", "devices": {"gpu": 100}}
 
 
-def door(link: Link, callbacks: list[str], *, token: str = TOKEN) -> web.Application:
-    """What of the HTTP API agents use. `callbacks`: what agents have said that they want to be shown, the last one last."""
+def agent_api(link: Link, callbacks: list[str], *, token: str = TOKEN) -> web.Application:
+    """The part of the HTTP API that agents use. `callbacks` collects the callback tokens of agents, the latest last."""
 
     async def ask(request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {token}":
@@ -78,12 +78,12 @@ def door(link: Link, callbacks: list[str], *, token: str = TOKEN) -> web.Applica
 
 
 class Scope:
-    """Made by `scope`. `cut` is set while the servers cannot be reached."""
+    """Created by `scope`. While it is closed, the servers cannot be reached."""
 
     def __init__(self, world: World, root: Path, beat_ms: int) -> None:
-        self.world, self.root, self.url, self.tempo = world, root, "", Timing(beat_ms)
+        self.world, self.root, self.url, self.timing = world, root, "", Timing(beat_ms)
         self.store = MemoryStore()
-        self.people = self.client(Actor("ann", Role.OPERATOR))
+        self.operator = self.client(Actor("ann", Role.OPERATOR))
         self.keys = root / "seal.keys"
         self.agents: list[AgentProcess] = []
         self.callbacks: list[str] = []
@@ -94,7 +94,7 @@ class Scope:
         return AuthorityClient({SERVER: EndpointStub(self.world.link, SERVER)}, actor, self.world)
 
     async def open(self) -> None:
-        self._runner = web.AppRunner(door(self.world.link, self.callbacks), access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(agent_api(self.world.link, self.callbacks), access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
@@ -102,14 +102,14 @@ class Scope:
         self.url = f"http://127.0.0.1:{self._port}"
 
     async def close(self) -> None:
-        """Nobody answers any more, until it is opened again."""
+        """Stop answering until `open` is called again."""
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
 
-    async def apply(self, *things: AnyObject) -> None:
-        claims: list[AnyClaim] = [Apply(thing) for thing in things]
-        for claim, verdict in zip(claims, await self.people.submit_many(claims), strict=True):
+    async def apply(self, *objects: AnyObject) -> None:
+        claims: list[AnyClaim] = [Apply(obj) for obj in objects]
+        for claim, verdict in zip(claims, await self.operator.submit_many(claims), strict=True):
             assert isinstance(verdict, Accepted), (claim, verdict)
 
     async def run(self, name: str, *command: str, spec: dict[str, Any] | None = None, **template: Any) -> None:
@@ -123,15 +123,15 @@ class Scope:
         return None if row is None else decode(row.value)  # type: ignore[return-value]
 
     async def until(self, name: str, *phases: str) -> Replica:
-        """Until the replica is in one of these phases; or was, and is gone again."""
+        """Wait until the replica is in one of these phases."""
         found = None
         for _ in range(2_500):
             found = await self.replica(name)
             if found is not None and found.status.phase in phases:
                 return found
             await asyncio.sleep(0.01)
-        told = "\n".join(agent.said() for agent in self.agents)
-        raise AssertionError(f"{name} is {found and found.status}, not {phases}\n{told}")
+        logs = "\n".join(agent.log_text() for agent in self.agents)
+        raise AssertionError(f"{name} is {found and found.status}, not {phases}\n{logs}")
 
     async def states(self) -> Sequence[NodeState]:
         return await EndpointStub(self.world.link, SERVER).node_states(())
@@ -140,9 +140,9 @@ class Scope:
         return {run.replica: run for state in await self.states() for run in state.runs}
 
     def agent(
-        self, *words: str, name: str = "n1", data: str = "a", token: str = TOKEN, program: Sequence[str] = (REMIT, "agent")
+        self, *options: str, name: str = "n1", data: str = "a", token: str = TOKEN, program: Sequence[str] = (REMIT, "agent")
     ) -> AgentProcess:
-        made = AgentProcess(self, name, AgentDirectory(self.root / data), words, token, program)
+        made = AgentProcess(self, name, AgentDirectory(self.root / data), options, token, program)
         self.agents.append(made)
         return made
 
@@ -151,20 +151,20 @@ class AgentProcess:
     """`remit agent` on a directory, with the keeper that it starts."""
 
     def __init__(
-        self, scope: Scope, name: str, directory: AgentDirectory, words: Sequence[str], token: str, program: Sequence[str]
+        self, scope: Scope, name: str, directory: AgentDirectory, options: Sequence[str], token: str, program: Sequence[str]
     ) -> None:
         self.directory = directory
         file = scope.root / f"{directory.root.name[:20]}.token"
         file.write_text(token)
         self._out = scope.root / f"{directory.root.name[:20]}.log"
         command = [*program, "--server", scope.url, "--token-file", str(file)]
-        command += ["--data", str(directory.root), "--name", name, "--sandbox", "none", *words]
+        command += ["--data", str(directory.root), "--name", name, "--sandbox", "none", *options]
         with self._out.open("ab") as out:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=ROOT, start_new_session=True
             )
 
-    def said(self) -> str:
+    def log_text(self) -> str:
         log = self.directory.keeper_log
         return self._out.read_text() + (log.read_text() if log.exists() else "")
 
@@ -172,8 +172,8 @@ class AgentProcess:
     def keeper_pid(self) -> int:
         return int(self.directory.keeper_pid.read_text())
 
-    def kept(self) -> dict[str, ProcessRecord]:
-        """What the keeper has written down, by the replica's name."""
+    def journal(self) -> dict[str, ProcessRecord]:
+        """The keeper's journal, by replica name."""
         found = Journal(FileDisk(), self.directory.journal).read() if self.directory.journal.exists() else {}
         return {copy.key.rsplit("/", 1)[1]: one for copy, one in found.items()}
 
@@ -190,7 +190,7 @@ class AgentProcess:
         self.kill()
 
     async def end(self) -> None:
-        """Its keeper too, also one that is only just beginning."""
+        """End its keeper too, also one that is only just starting."""
         while keepers := keepers_on(self.directory.root):
             for pid in keepers:
                 with suppress(ProcessLookupError):
@@ -202,12 +202,12 @@ class AgentProcess:
 
 
 def keepers_on(root: Path) -> list[int]:
-    """The processes that are keepers of this directory, which is this test's own."""
+    """Pids of the keepers of this directory, which belongs to this test alone."""
     found = []
     for place in Path("/proc").iterdir():
         with suppress(OSError):
-            words = (place / "cmdline").read_bytes().split(b"\0") if place.name.isdigit() else []
-            if b"remit.cli.local.keeper_main" in words and str(root).encode() in words:
+            options = (place / "cmdline").read_bytes().split(b"\0") if place.name.isdigit() else []
+            if b"remit.cli.local.keeper_main" in options and str(root).encode() in options:
                 found.append(int(place.name))
     return found
 
@@ -215,7 +215,7 @@ def keepers_on(root: Path) -> list[int]:
 @asynccontextmanager
 async def scope(beat_ms: int = BEAT_MS) -> AsyncIterator[Scope]:
     root = Path(tempfile.mkdtemp(prefix="remit-"))
-    os.chmod(root, 0o1777)  # noqa: PTH101 - work runs as somebody else, and leaves its marks here
+    os.chmod(root, 0o1777)  # noqa: PTH101 - work runs as another user and writes files here
     world = production({SERVER: f"unix:{root}/s.sock"})
     made = Scope(world, root, beat_ms)
     tasks: list[asyncio.Task[Any]] = []
@@ -246,12 +246,12 @@ async def scope(beat_ms: int = BEAT_MS) -> AsyncIterator[Scope]:
 
 
 async def _serve(made: Scope) -> None:
-    world, store, tempo = made.world, made.store, made.tempo
-    placing = build_scheduler(
+    world, store, timing = made.world, made.store, made.timing
+    scheduler = build_scheduler(
         store, store, made.client(Actor("scheduler", Role.SCHEDULER)), world, name="scheduler",
-        timing=SchedulerTiming(lease_ms=tempo.lease_ms, idle_ms=5 * tempo.heartbeat_ms),
+        timing=SchedulerTiming(lease_ms=timing.lease_ms, idle_ms=5 * timing.heartbeat_ms),
     )  # fmt: skip
-    crew = build_controllers(store, store, made.client, world, name="crew", timing=LoopTiming(tempo.heartbeat_ms))
+    controllers = build_controllers(store, store, made.client, world, name="crew", timing=LoopTiming(timing.heartbeat_ms))
     async with asyncio.TaskGroup() as group:
         group.create_task(
             run_server(
@@ -260,15 +260,15 @@ async def _serve(made: Scope) -> None:
                 scope="local",
                 name=SERVER,
                 peers=[SERVER],
-                heartbeat_ms=tempo.heartbeat_ms,
-                term_ms=tempo.lease_ms,
-                timing=tempo,
+                heartbeat_ms=timing.heartbeat_ms,
+                term_ms=timing.lease_ms,
+                timing=timing,
                 keys=made.keys,
             )
         )
         await until(lambda: _answers(made))
-        group.create_task(placing.run())
-        group.create_task(crew.run())
+        group.create_task(scheduler.run())
+        group.create_task(controllers.run())
 
 
 async def _answers(made: Scope) -> bool:
@@ -279,7 +279,7 @@ async def _answers(made: Scope) -> bool:
 
 
 async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float = 25) -> None:
-    """Until it holds; a machine that does other work too is given time."""
+    """Wait until the condition holds, with time for a busy machine."""
     async with asyncio.timeout(seconds):
         while True:
             found = condition()
@@ -288,15 +288,15 @@ async def until(condition: Callable[[], Awaitable[bool] | bool], seconds: float 
             await asyncio.sleep(0.02)
 
 
-def play(scene: Callable[[Scope], Coroutine[Any, Any, None]], beat_ms: int = BEAT_MS) -> None:
+def run_scenario(scenario: Callable[[Scope], Coroutine[Any, Any, None]], beat_ms: int = BEAT_MS) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(60), scope(beat_ms) as made:
-            await scene(made)
+            await scenario(made)
 
     asyncio.run(bounded())
 
 
-def gone(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -311,8 +311,8 @@ def shell(script: str) -> tuple[str, ...]:
     return ("/bin/sh", "-c", script)
 
 
-def forever(path: Path) -> tuple[str, ...]:
-    """Says that it began, each time that it does, and goes on."""
+def record_and_sleep(path: Path) -> tuple[str, ...]:
+    """A command that records each of its starts and then runs on."""
     return shell(f"echo $$ $REMIT_TOKEN >> {path}; exec sleep 600")
 
 

@@ -1,4 +1,4 @@
-"""Runs an agent whose event loop stands still for good once a file is there: the first word; the agent's follow. No test."""
+"""Runs an agent whose event loop blocks for good once a file exists: the first argument; the agent's arguments follow."""
 
 from __future__ import annotations
 

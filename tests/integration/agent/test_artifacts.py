@@ -1,4 +1,4 @@
-"""Does what work asks for reach a real node: files over HTTP and of the node, unpacked, kept, told of, and refused?"""
+"""Artifacts on a real node: fetched over HTTP or from the node, unpacked, cached, reported and refused."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from remit.model.secrets import Secret, SecretSpec
 from remit.serve.auth.secrets import Keyring
 from remit.world.files.disk import FileDisk
 from remit.world.randomness import RandomIds
-from tests.integration.agent.artifact_server import ALLOWED, shelf, tarball
-from tests.integration.agent.control_plane import ROOT, SLOW_MS, Scope, lines, play, shell, until
+from tests.integration.agent.artifact_server import ALLOWED, artifact_server, tarball
+from tests.integration.agent.control_plane import ROOT, SLOW_MS, Scope, lines, run_scenario, shell, until
 
 SERVE = """
 import http.server, os, pathlib
@@ -39,12 +39,12 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["PORT_http"])), Answer).serv
 
 
 async def permit(scope: Scope, *paths: Path) -> None:
-    """What the tests' own servers and directories need: they are not public."""
+    """Permit the tests' own servers and directories, which are not public."""
     rule = PolicyRule(permit=PolicyPermit(artifact_hosts=("127.0.0.1",), host_paths=tuple(map(str, paths))))
     await scope.apply(Policy(metadata=Metadata(name="lent"), spec=PolicySpec(rules=(rule,))))
 
 
-async def got(port: int, **headers: str) -> bytes:
+async def fetch(port: int, **headers: str) -> bytes:
     async with ClientSession(headers=headers) as session, session.get(f"http://127.0.0.1:{port}/") as answer:
         return await answer.read()
 
@@ -54,14 +54,14 @@ def once(**more: object) -> dict[str, object]:
 
 
 @pytest.mark.smoke
-def test_a_service_is_deployed_from_a_tarball__fetched_once_and_told_of_while_it_comes() -> None:
-    async def scene(scope: Scope) -> None:
+def test_service_from_tarball_is_fetched_once_with_progress() -> None:
+    async def scenario(scope: Scope) -> None:
         await permit(scope)
-        async with shelf() as shelves:
-            source, digest = shelves.put(
+        async with artifact_server() as server:
+            source, digest = server.put(
                 "/app.tar.gz", tarball({"app/serve.py": SERVE, "app/greeting.txt": os.urandom(200_000)})
             )
-            shelves.held.clear()
+            server.released.clear()
             agent = scope.agent(*ALLOWED)
             await scope.run(
                 "web", "python3", "serve.py", spec={"type": "service", "replicas": 2},
@@ -71,38 +71,38 @@ def test_a_service_is_deployed_from_a_tarball__fetched_once_and_told_of_while_it
             )  # fmt: skip
             await scope.until("web-0", "starting")
 
-            async def told() -> bool:
-                said = [run.said for run in (await scope.runs()).values()]
-                return any("fetching 0.1 of 0.2 MiB of http" in one for one in said) and any(
-                    "another replica" in one for one in said
+            async def progress_reported() -> bool:
+                output = [run.said for run in (await scope.runs()).values()]
+                return any("fetching 0.1 of 0.2 MiB of http" in one for one in output) and any(
+                    "another replica" in one for one in output
                 )
 
-            await until(told)
-            shelves.held.set()
+            await until(progress_reported)
+            server.released.set()
             for name in ("web-0", "web-1"):
                 found = await scope.until(name, "ready", "serving")
-                assert len(await got(found.status.ports["http"])) == 200_000
-            assert shelves.asked == ["/app.tar.gz"], "both have it of one fetch"
+                assert len(await fetch(found.status.ports["http"])) == 200_000
+            assert server.requests == ["/app.tar.gz"], "both replicas use one fetch"
             assert len(list((agent.directory.cache / "files").iterdir())) == 1
-            rooms = list(agent.directory.work.iterdir())
-            assert len(rooms) == 2
-            assert not [room for room in rooms if room.name.endswith(".making")]
+            work_dirs = list(agent.directory.work.iterdir())
+            assert len(work_dirs) == 2
+            assert not [work_dir for work_dir in work_dirs if work_dir.name.endswith(".making")]
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_a_file_of_the_node_is_had_only_below_a_directory_that_it_lends(tmp_path: Path) -> None:
+def test_node_file_is_available_only_below_permitted_directory(tmp_path: Path) -> None:
     tool = b"#!/bin/sh\necho it runs > $1; exit\n"
     (tmp_path / "lent").mkdir()
     for place in ("lent/tool", "elsewhere"):
         (tmp_path / place).write_bytes(tool + place.encode())
     (tmp_path / "lent" / "link").symlink_to(tmp_path / "elsewhere")
 
-    async def scene(scope: Scope) -> None:
+    async def scenario(scope: Scope) -> None:
         scope.agent("--artifact-dir", str(tmp_path / "lent"))
-        said = scope.root / "said"
+        output = scope.root / "said"
         for name, path, command in (
-            ("good", "lent/tool", ("bin/tool", str(said))),
+            ("good", "lent/tool", ("bin/tool", str(output))),
             ("outside", "elsewhere", ("true",)),
             ("linked", "lent/link", ("true",)),
         ):
@@ -110,14 +110,14 @@ def test_a_file_of_the_node_is_had_only_below_a_directory_that_it_lends(tmp_path
             artifact = Artifact(source=f"file:{tmp_path / path}", sha256=digest, path="bin/tool")
             await scope.run(name, *command, spec=once(), artifacts=(artifact,))
         found = await scope.until("good-0", "finished", "released")
-        assert (found.status.result, lines(said)) == ("ok", ["it runs"])
+        assert (found.status.result, lines(output)) == ("ok", ["it runs"])
         refused = (await scope.until("outside-0", "failed", "released")).status
         assert refused.result == "not started"
         assert "is in no directory that this node allows; start its agent with --artifact-dir" in refused.reason
         linked = (await scope.until("linked-0", "failed", "released")).status
         assert "its path contains a symbolic link" in linked.reason
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize(
@@ -128,64 +128,64 @@ def test_a_file_of_the_node_is_had_only_below_a_directory_that_it_lends(tmp_path
         ("/to-metadata", "", "169.254.169.254 is a link-local address"),
     ],
 )
-def test_what_cannot_be_fetched_is_not_started__with_the_reason_and_the_cure(case: tuple[str, str, str]) -> None:
-    path, digest, words = case
+def test_failed_fetch_prevents_start_with_reason_and_fix(case: tuple[str, str, str]) -> None:
+    path, digest, message = case
 
-    async def scene(scope: Scope) -> None:
+    async def scenario(scope: Scope) -> None:
         await permit(scope)
-        async with shelf() as shelves:
-            shelves.put("/wrong", b"something else")
-            shelves.leads["/to-metadata"] = "http://169.254.169.254/latest/meta-data/"
+        async with artifact_server() as server:
+            server.put("/wrong", b"something else")
+            server.redirects["/to-metadata"] = "http://169.254.169.254/latest/meta-data/"
             agent = scope.agent(*ALLOWED)
-            artifact = Artifact(source=shelves.url + path, sha256=digest or "1" * 64)
+            artifact = Artifact(source=server.url + path, sha256=digest or "1" * 64)
             await scope.run("job", "true", spec=once(), artifacts=(artifact,))
             status = (await scope.until("job-0", "failed", "released")).status
             assert status.result == "not started"
-            assert words in status.reason, status.reason
+            assert message in status.reason, status.reason
             assert "; " in status.reason
             await until(lambda: not list(agent.directory.work.iterdir()))
             assert not list((agent.directory.cache / "files").iterdir())
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_a_server_that_is_down_for_a_moment_is_asked_again() -> None:
-    async def scene(scope: Scope) -> None:
+def test_server_failing_once_is_retried() -> None:
+    async def scenario(scope: Scope) -> None:
         await permit(scope)
-        async with shelf() as shelves:
-            source, digest = shelves.put("/data", b"here")
-            shelves.fails["/data"] = 1
+        async with artifact_server() as server:
+            source, digest = server.put("/data", b"here")
+            server.failures["/data"] = 1
             scope.agent(*ALLOWED)
             await scope.run("job", "test", "-f", "data", spec=once(), artifacts=(Artifact(source=source, sha256=digest),))
             assert (await scope.until("job-0", "finished", "released")).status.result == "ok"
-            assert shelves.asked == ["/data", "/data"]
+            assert server.requests == ["/data", "/data"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_what_is_removed_while_it_is_fetched_leaves_nothing() -> None:
-    async def scene(scope: Scope) -> None:
+def test_workload_deleted_during_fetch_leaves_no_files() -> None:
+    async def scenario(scope: Scope) -> None:
         await permit(scope)
-        async with shelf() as shelves:
-            source, digest = shelves.put("/data", bytes(100_000))
-            shelves.held.clear()
+        async with artifact_server() as server:
+            source, digest = server.put("/data", bytes(100_000))
+            server.released.clear()
             agent = scope.agent(*ALLOWED)
             await scope.run("job", "true", spec=once(), artifacts=(Artifact(source=source, sha256=digest),))
             await scope.until("job-0", "starting")
             await until(lambda: bool(list((agent.directory.cache / "files").iterdir())))
-            verdict = await scope.people.submit(Delete("Workload", "job", "t"))
+            verdict = await scope.operator.submit(Delete("Workload", "job", "t"))
             assert isinstance(verdict, Accepted)
             await until(lambda: not list(agent.directory.work.iterdir()))
             await until(lambda: not list((agent.directory.cache / "files").iterdir()))
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_the_cache_outlives_its_agent__and_a_file_that_was_changed_there_is_fetched_anew() -> None:
-    async def scene(scope: Scope) -> None:
+def test_cache_outlives_agent_and_changed_file_is_fetched_again() -> None:
+    async def scenario(scope: Scope) -> None:
         await permit(scope)
-        async with shelf() as shelves:
-            source, digest = shelves.put("/data", b"as it should be")
+        async with artifact_server() as server:
+            source, digest = server.put("/data", b"as it should be")
             asks: dict[str, Any] = {"spec": once(), "artifacts": (Artifact(source=source, sha256=digest, path="data"),)}
             grep = ("grep", "-q", "as it should be", "data")
             agent = scope.agent(*ALLOWED)
@@ -195,45 +195,45 @@ def test_the_cache_outlives_its_agent__and_a_file_that_was_changed_there_is_fetc
             again = scope.agent(*ALLOWED)
             await scope.run("two", *grep, **asks)
             assert (await scope.until("two-0", "finished", "released")).status.result == "ok"
-            assert shelves.asked == ["/data"]
+            assert server.requests == ["/data"]
             (file,) = (again.directory.cache / "files").iterdir()
             file.chmod(0o600)
             file.write_bytes(b"as it MUST not be")
             await scope.run("three", *grep, **asks)
             assert (await scope.until("three-0", "finished", "released")).status.result == "ok"
-            assert shelves.asked == ["/data", "/data"]
+            assert server.requests == ["/data", "/data"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.smoke
-def test_volumes_are_there__scratch_goes_with_the_copy_and_a_host_path_stays() -> None:
-    async def scene(scope: Scope) -> None:
-        lent, other = scope.root / "lent", scope.root / "other"
-        for place in (lent, other):
+def test_scratch_volume_goes_with_attempt_and_host_path_stays() -> None:
+    async def scenario(scope: Scope) -> None:
+        permitted, other = scope.root / "lent", scope.root / "other"
+        for place in (permitted, other):
             place.mkdir()
-            place.chmod(0o777)  # what is lent to be written is lent to those as whom work runs
+            place.chmod(0o777)  # a writable host path is writable for the users that work runs as
         await permit(scope, scope.root)
-        agent = scope.agent("--host-path", str(lent))
+        agent = scope.agent("--host-path", str(permitted))
         scratch = Volume(name="tmp", path="data/tmp", scratch=Scratch())
-        host = Volume(name="host", path="shared", host=HostPath(path=str(lent), read_only=False))
+        host = Volume(name="host", path="shared", host=HostPath(path=str(permitted), read_only=False))
         script = shell("echo scratch > data/tmp/x && cp data/tmp/x shared/kept")
         await scope.run("job", *script, spec=once(), volumes=(scratch, host))
         await scope.run(
             "bad", "true", spec=once(), volumes=(Volume(name="host", path="shared", host=HostPath(path=str(other))),)
         )
         assert (await scope.until("job-0", "finished", "released")).status.result == "ok"
-        assert lines(lent / "kept") == ["scratch"]
+        assert lines(permitted / "kept") == ["scratch"]
         refused = (await scope.until("bad-0", "failed", "released")).status
         assert "is not permitted on this node" in refused.reason
         await until(lambda: not list(agent.directory.work.iterdir()))
-        assert lines(lent / "kept") == ["scratch"]
+        assert lines(permitted / "kept") == ["scratch"]
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_what_keeps_more_in_its_scratch_than_it_may_is_ended() -> None:
-    async def scene(scope: Scope) -> None:
+def test_work_over_scratch_size_is_ended() -> None:
+    async def scenario(scope: Scope) -> None:
         scope.agent()
         script = shell("dd if=/dev/zero of=tmp/big bs=1M count=3 2>/dev/null; exec sleep 600")
         volume = Volume(name="tmp", path="tmp", scratch=Scratch(size="1Mi"))
@@ -242,36 +242,36 @@ def test_what_keeps_more_in_its_scratch_than_it_may_is_ended() -> None:
         assert status.result == "scratch full"
         assert status.reason.endswith("raise its size in template.volumes")
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_the_example_is_deployed_as_its_page_says(tmp_path: Path) -> None:
+def test_quickstart_example_is_deployed_as_documented(tmp_path: Path) -> None:
     made = subprocess.run(
         [sys.executable, str(ROOT / "examples/quickstart/greeter.py"), str(tmp_path)], capture_output=True, check=True
     )
     again = subprocess.run([*made.args], capture_output=True, check=True)
-    assert again.stdout == made.stdout, "the archive is the same each time"
+    assert again.stdout == made.stdout, "the archive is reproducible"
     (workload,) = read(made.stdout, "greeter").objects
     assert isinstance(workload, Workload)
     workload = replace(workload, metadata=replace(workload.metadata, tenant="t"))
 
-    async def scene(scope: Scope) -> None:
+    async def scenario(scope: Scope) -> None:
         secret = Secret(metadata=Metadata(name="greeter", tenant="t"), spec=SecretSpec(data={"word": "sesame"}))
         await scope.apply(Keyring(FileDisk(), RandomIds(), scope.keys).sealing_keys.seal_object(secret), workload)
         scope.agent("--artifact-dir", str(tmp_path))
         port = (await scope.until("greeter-0", "ready", "serving")).status.ports["http"]
-        assert await got(port, **{"X-Word": "sesame"}) == b"hello from an artifact\n"
-        assert await got(port, **{"X-Word": "guessed"}) == await got(port) == b"say the word\n"
+        assert await fetch(port, **{"X-Word": "sesame"}) == b"hello from an artifact\n"
+        assert await fetch(port, **{"X-Word": "guessed"}) == await fetch(port) == b"say the word\n"
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_an_agent_that_is_killed_while_it_fetches_is_followed_by_one_that_prepares_it_anew() -> None:
-    async def scene(scope: Scope) -> None:
+def test_agent_killed_during_fetch_is_replaced_and_prepares_again() -> None:
+    async def scenario(scope: Scope) -> None:
         await permit(scope)
-        async with shelf() as shelves:
-            source, digest = shelves.put("/data", bytes(100_000))
-            shelves.held.clear()
+        async with artifact_server() as server:
+            source, digest = server.put("/data", bytes(100_000))
+            server.released.clear()
             agent = scope.agent(*ALLOWED)
             artifact = Artifact(source=source, sha256=digest, path="data")
             script = shell("test $(wc -c < data) = 100000 && exec sleep 600")
@@ -279,12 +279,14 @@ def test_an_agent_that_is_killed_while_it_fetches_is_followed_by_one_that_prepar
             await scope.until("svc-0", "starting")
             await until(lambda: bool(list((agent.directory.cache / "files").iterdir())))
             agent.kill()
-            assert [room.name.endswith(".making") for room in agent.directory.work.iterdir()] == [True]
-            shelves.held.set()
+            assert [work_dir.name.endswith(".making") for work_dir in agent.directory.work.iterdir()] == [True]
+            server.released.set()
             scope.agent(*ALLOWED)
             found = await scope.until("svc-0", "ready", "serving")
-            assert [room.name for room in agent.directory.work.iterdir()] == [f"{found.metadata.uid}.{found.status.attempt}"]
+            assert [work_dir.name for work_dir in agent.directory.work.iterdir()] == [
+                f"{found.metadata.uid}.{found.status.attempt}"
+            ]
             files = [file.name for file in (agent.directory.cache / "files").iterdir()]
             assert files == [f"{digest}.t"]
 
-    play(scene, SLOW_MS)
+    run_scenario(scenario, SLOW_MS)

@@ -1,4 +1,4 @@
-"""Does an agent stay who it is: after a lost answer, a kill, and past the end of its first token? With real processes."""
+"""Agent credentials after a lost answer, a kill, and beyond the lifetime of the first token. Real processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integration.serve.server_process import Server
 REMIT = str(Path(sys.executable).parent / "remit")
 
 
-def invited(server: Server, node: str = "n1") -> str:
+def create_join_token(server: Server, node: str = "n1") -> str:
     text = f"remit_join-{node}-once-and-never-again"
     spec = {"role": "join", "digest": token_digest(text), "expires": "2999-01-01T00:00:00Z", "nodes": [node]}
     server.must(
@@ -36,55 +36,55 @@ def invited(server: Server, node: str = "n1") -> str:
     return text
 
 
-def agents(server: Server) -> list[dict[str, Any]]:
+def agent_tokens(server: Server) -> list[dict[str, Any]]:
     found = server.must("GET", "/v1/tokens")["items"]
     return [one["spec"] for one in found if one["spec"]["role"] == "agent"]
 
 
-class Brief(NamedTuple):
-    """A server that gives out names for seconds."""
+class ShortLivedServer(NamedTuple):
+    """A server that issues credentials valid for seconds."""
 
     process: subprocess.Popen[bytes]
     url: str
     data: Path
 
-    def remit(self, *words: str) -> str:
+    def remit(self, *options: str) -> str:
         asks = ["--server", self.url, "--token-file", str(self.data / "token"), "--ca-file", str(self.data / "tls/ca.pem")]
-        return subprocess.run([REMIT, *words, *asks], capture_output=True, text=True, check=False, timeout=60).stdout
+        return subprocess.run([REMIT, *options, *asks], capture_output=True, text=True, check=False, timeout=60).stdout
 
-    def agent(self, root: Path, log: Path, *words: str) -> subprocess.Popen[bytes]:
-        """`words`: asked of it first, so a server that is named there is the first."""
+    def agent(self, root: Path, log: Path, *options: str) -> subprocess.Popen[bytes]:
+        """Start an agent. Servers among `options` are tried first."""
         asks = ["--server", self.url, "--ca-file", str(self.data / "tls/ca.pem"), "--sandbox", "none"]
         with log.open("ab") as out:
             return subprocess.Popen(
-                [REMIT, "agent", *words, *asks, "--data", str(root), "--name", "n1"], stdout=out, stderr=out
+                [REMIT, "agent", *options, *asks, "--data", str(root), "--name", "n1"], stdout=out, stderr=out
             )
 
 
 @contextmanager
-def for_seconds(data: Path, seconds: int) -> Iterator[Brief]:
+def short_lived_server(data: Path, seconds: int) -> Iterator[ShortLivedServer]:
     argv = [sys.executable, "-m", "tests.integration.serve.short_credentials_main", str(data), str(seconds)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as serving:
         try:
             assert serving.stdout is not None
             ready, _, _ = select.select([serving.stdout], [], [], 30)
-            yield Brief(serving, serving.stdout.readline().decode().strip() if ready else "", data)
+            yield ShortLivedServer(serving, serving.stdout.readline().decode().strip() if ready else "", data)
         finally:
             serving.kill()
 
 
-def ended(agent: subprocess.Popen[bytes], root: Path) -> None:
+def stop_agent(agent: subprocess.Popen[bytes], root: Path) -> None:
     agent.terminate()
     agent.wait(20)
     subprocess.run([REMIT, "keeper", "--end", "--data", str(root)], capture_output=True, check=False)
 
 
 @pytest.mark.smoke
-def test_the_answer_to_joining_is_lost_and_the_agent_killed__the_next_is_the_same_agent(tmp_path: Path) -> None:
-    """F03, F20: the join token was spent by somebody who never heard of it."""
+def test_agent_killed_after_lost_join_answer_is_same_agent_on_retry(tmp_path: Path) -> None:
+    """F03, F20: the join token was spent, and the agent never got the answer."""
     with Server(tmp_path / "data") as server:
         server.until_ready()
-        text, told = invited(server), list[str]()
+        text, messages = create_join_token(server), list[str]()
         here = Credentials(tmp_path / "joined")
 
         async def lives() -> None:
@@ -92,28 +92,28 @@ def test_the_answer_to_joining_is_lost_and_the_agent_killed__the_next_is_the_sam
             async with proxied(server.port) as (proxy, url):
                 proxy.lose = lambda piece: b"/v1/join" in piece
                 place = JoinTarget((url,), text, ("n1",))
-                first = asyncio.ensure_future(join(here, place, world, told.append))
+                first = asyncio.ensure_future(join(here, place, world, messages.append))
                 async with asyncio.timeout(20):
-                    while not told:  # noqa: ASYNC110 - it is told by another
+                    while not messages:  # noqa: ASYNC110 - set by another task
                         await asyncio.sleep(0.01)
                 first.cancel()
-                assert proxy.lost == 1 and len(agents(server)) == 1, "it was done, and nobody heard of it"
-                assert not here.is_joined and "not joined yet" in told[0]
+                assert proxy.lost == 1 and len(agent_tokens(server)) == 1, "the join was committed and unanswered"
+                assert not here.is_joined and "not joined yet" in messages[0]
                 proxy.lose = lambda _: False
-                await join(Credentials(tmp_path / "joined"), place, world, told.append)
+                await join(Credentials(tmp_path / "joined"), place, world, messages.append)
             await world.offload.close()
 
         asyncio.run(lives())
-        assert [one["digest"] for one in agents(server)] == [token_digest(here.token)]
+        assert [one["digest"] for one in agent_tokens(server)] == [token_digest(here.token)]
         assert server.ask("POST", "/v1/renew", {}, Authorization=f"Bearer {here.token}").status == 200
 
 
-def test_the_server_is_killed_while_many_join_with_one_token__one_agent_comes_of_it(tmp_path: Path) -> None:
-    """A04, F20: thirty connections at once, then a kill, then all ask again."""
+def test_server_killed_during_concurrent_joins_admits_one_agent(tmp_path: Path) -> None:
+    """A04, F20: thirty connections at once, then a kill, then all retry."""
     digests = [token_digest(f"agent {number}") for number in range(30)]
     with Server(tmp_path / "data") as server:
         server.until_ready()
-        text = invited(server)
+        text = create_join_token(server)
 
         def asks(digest: str, server: Server) -> int:
             try:
@@ -123,35 +123,35 @@ def test_the_server_is_killed_while_many_join_with_one_token__one_agent_comes_of
                 return 0
 
         with ThreadPoolExecutor(30) as threads:
-            said = [threads.submit(asks, digest, server) for digest in digests]
-            while not any(one.done() for one in said):
+            answers = [threads.submit(asks, digest, server) for digest in digests]
+            while not any(one.done() for one in answers):
                 time.sleep(0.001)
             server.kill()
-            before = {digest for digest, one in zip(digests, said, strict=True) if one.result() == 200}
+            before = {digest for digest, one in zip(digests, answers, strict=True) if one.result() == 200}
     with Server(tmp_path / "data") as server:
         server.until_ready()
         with ThreadPoolExecutor(30) as threads:
             again = list(threads.map(lambda digest: asks(digest, server), digests))
         assert sorted(set(again)) == [200, 401] and again.count(200) == 1, again
         winner = digests[again.index(200)]
-        assert before <= {winner}, "who was told that it has joined has"
-        assert [one["digest"] for one in agents(server)] == [winner]
+        assert before <= {winner}, "an agent that got 200 has joined"
+        assert [one["digest"] for one in agent_tokens(server)] == [winner]
 
 
-def test_terms_of_seconds__the_agent_renews_over_the_server_that_is_there_and_goes_on(tmp_path: Path) -> None:
-    """Its token and certificates end after seconds; the first of its two servers is not there.
+def test_agent_renews_short_lived_credentials_at_reachable_server(tmp_path: Path) -> None:
+    """Its token and certificates end after seconds, and the first of its two servers does not exist.
 
-    A third of its term is left when it asks: so long, and no longer, both may be too busy to go on.
+    A third of the lifetime is left when it renews: for that long both processes may be too busy.
     """
     data, root, log = tmp_path / "data", tmp_path / "agent", tmp_path / "log"
-    with for_seconds(data, 10) as serving:
+    with short_lived_server(data, 10) as serving:
         remit, file = serving.remit, tmp_path / "join.token"
         file.write_text(remit("token", "create", "--role", "join", "--node", "n1"))
         agent = serving.agent(root, log, "--server", "https://127.0.0.1:1", "--join", str(file))
         try:
             calling, seen, spans = root / "run/joined/calling.pem", set[str](), set[str]()
             until = time.monotonic() + 60
-            while len(seen) < 3:  # as it joined, renewed once, and once by what it was given then
+            while len(seen) < 3:  # as it joined, renewed once, and renewed with the renewed credentials
                 assert time.monotonic() < until, log.read_text()
                 if calling.exists() and (root / "run/joined/term").exists():
                     seen.add(key_digest(calling.read_bytes()[calling.read_bytes().index(b"-----BEGIN CERT") :]))
@@ -166,20 +166,20 @@ def test_terms_of_seconds__the_agent_renews_over_the_server_that_is_there_and_go
             )
             assert token["spec"]["expires"] == json.loads((root / "run/joined/term").read_text())["ends"]
             assert agent.poll() is None and "not renewed" not in log.read_text()
-            serving.process.kill()  # nobody renews it now: it says so, and lives on
+            serving.process.kill()  # nothing can renew it now: it logs that and continues
             until = time.monotonic() + 40
             while "not renewed" not in log.read_text():
                 assert time.monotonic() < until, log.read_text()
                 time.sleep(0.1)
             assert agent.poll() is None
         finally:
-            ended(agent, root)
+            stop_agent(agent, root)
 
 
-def test_its_name_has_run_out__with_a_new_join_token_it_is_an_agent_again(tmp_path: Path) -> None:
-    """No server hears it any more: it must not take that for a silence that passes."""
+def test_agent_with_expired_credentials_rejoins_with_new_token(tmp_path: Path) -> None:
+    """Every server rejects it: that must not be treated as a temporary silence."""
     data, root, log = tmp_path / "data", tmp_path / "agent", tmp_path / "log"
-    with for_seconds(data, 2) as serving:
+    with short_lived_server(data, 2) as serving:
         for turn in (1, 2):
             file = tmp_path / f"join.token-{turn}"
             file.write_text(serving.remit("token", "create", "--role", "join", "--node", "n1"))
@@ -190,11 +190,11 @@ def test_its_name_has_run_out__with_a_new_join_token_it_is_an_agent_again(tmp_pa
                     assert time.monotonic() < until and agent.poll() is None, log.read_text()
                     time.sleep(0.05)
             finally:
-                ended(agent, root)
+                stop_agent(agent, root)
             if turn == 1:
                 while not have_expired(Credentials(root / "run/joined"), production()):
                     time.sleep(0.1)
-                # Its certificate has ended, and its token may not have: then it is asked for first.
+                # Its certificate has expired, its token perhaps not: revoke the token first.
                 for one in json.loads(serving.remit("token", "list", "-o", "json"))["items"]:
                     if one["spec"]["role"] == "agent":
                         serving.remit("token", "revoke", one["metadata"]["name"])

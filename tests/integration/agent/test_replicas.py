@@ -1,4 +1,4 @@
-"""Does work run on a real node as its manifest says: its words, its place, its ports, its limits, its probes, its end?"""
+"""Replicas on a real node run as their manifest says: arguments, directory, ports, limits, probes and stop."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from remit.model.resources import Amount, Duration
 from remit.world.clock import BootClock
 from remit.world.process.isolation import tenant_user
 from remit.world.process.runner import ProcessRunner
-from tests.integration.agent.control_plane import Scope, forever, gone, lines, play, shell, until
+from tests.integration.agent.control_plane import Scope, has_exited, lines, record_and_sleep, run_scenario, shell, until
 
 SERVICE = {"type": "service", "replicas": 1}
 LIMITED = "memory" in ProcessRunner(BootClock()).isolation_support().controllers
@@ -43,50 +43,50 @@ def once(**more: object) -> dict[str, object]:
 
 
 @pytest.mark.smoke
-def test_words_environment_directory_and_ports_are_as_the_manifest_says_and_nothing_is_left() -> None:
-    async def scene(scope: Scope) -> None:
+def test_arguments_environment_directory_and_ports_match_manifest() -> None:
+    async def scenario(scope: Scope) -> None:
         agent = scope.agent("--name", "n1")
-        said = scope.root / "said"
+        output = scope.root / "said"
         script = (
             "import os, sys, time\n"
-            f'out = open({str(said)!r}, "w")\n'
+            f'out = open({str(output)!r}, "w")\n'
             'print(sys.argv[1:], os.getcwd(), os.environ["COLOUR"], os.environ["PORT_http"], os.environ["PORT_fixed"], '
             'os.environ["REMIT_TOKEN"], os.environ.get("REMIT_SECRET"), sorted(os.listdir(".")), sep="\\n", file=out)\n'
             'open("scratch", "w").write("x"); out.close(); time.sleep(0.7)\n'
         )
-        words = ("$HOME", "; rm -rf /", "$(COLOUR)", "$$(COLOUR)", "a b")
+        arguments = ("$HOME", "; rm -rf /", "$(COLOUR)", "$$(COLOUR)", "a b")
         await scope.run(
-            "job", "python3", "-c", script, *words, spec=once(),
+            "job", "python3", "-c", script, *arguments, spec=once(),
             env={"COLOUR": "blue", "REMIT_SECRET": "mine"},
             ports=(PortRequest(name="http"), PortRequest(name="fixed", port=31999)),
         )  # fmt: skip
         ports = (await scope.until("job-0", "running")).status.ports
         found = await scope.until("job-0", "finished", "released")
         assert found.status.result == "ok"
-        told = lines(said)
-        assert told[0] == repr(["$HOME", "; rm -rf /", "blue", "$(COLOUR)", "a b"]), (
-            "no shell sees it, and $(NAME) stands for one"
+        values = lines(output)
+        assert values[0] == repr(["$HOME", "; rm -rf /", "blue", "$(COLOUR)", "a b"]), (
+            "no shell expands it, and $(NAME) is substituted"
         )
-        assert Path(told[1]) == agent.directory.work / f"{found.metadata.uid}.1"
-        assert told[2] == "blue"
-        assert 1024 <= int(told[3]) < 65536
-        assert told[4] == "31999"
-        assert told[5] == f"{found.metadata.uid}.1"
-        assert told[6] == "None", "names of the agent's own are not work's to set"
-        assert told[7] == "[]"
-        assert ports == {"http": int(told[3]), "fixed": 31999}
+        assert Path(values[1]) == agent.directory.work / f"{found.metadata.uid}.1"
+        assert values[2] == "blue"
+        assert 1024 <= int(values[3]) < 65536
+        assert values[4] == "31999"
+        assert values[5] == f"{found.metadata.uid}.1"
+        assert values[6] == "None", "reserved names cannot be set by work"
+        assert values[7] == "[]"
+        assert ports == {"http": int(values[3]), "fixed": 31999}
         await until(lambda: not list(agent.directory.work.iterdir()))
-        assert "job-0" not in agent.kept()
+        assert "job-0" not in agent.journal()
         assert agent.directory.run.stat().st_mode & 0o777 == 0o700
         assert agent.directory.logs.stat().st_mode & 0o777 == 0o700
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_each_end_is_told_with_its_result_and_its_reason() -> None:
-    """Exit codes, signals, programs that are not there, timeouts, and memory that is used up."""
+def test_each_end_is_reported_with_result_and_reason() -> None:
+    """Exit codes, signals, missing programs, timeouts, and exceeded memory."""
 
-    async def scene(scope: Scope) -> None:
+    async def scenario(scope: Scope) -> None:
         scope.agent()
         eat = "x = bytearray(200 << 20); import time; time.sleep(60)"
         await scope.run("exits", *shell("exit 3"), spec=once())
@@ -109,29 +109,31 @@ def test_each_end_is_told_with_its_result_and_its_reason() -> None:
                 case "oom":
                     assert "exceeded its memory limit (48Mi)" in found.status.reason
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_whoever_is_stopped_is_asked_first_and_given_its_grace_and_its_whole_tree_ends() -> None:
-    async def scene(scope: Scope) -> None:
+def test_stopped_process_gets_term_and_grace_and_whole_tree_ends() -> None:
+    async def scenario(scope: Scope) -> None:
         scope.agent()
-        polite, deaf = scope.root / "polite", scope.root / "deaf"
+        polite, ignoring = scope.root / "polite", scope.root / "deaf"
         await scope.run("polite", *shell(f"trap 'sleep 0.3; echo bye >> {polite}; exit 0' TERM; echo $$ >> {polite}; "
                                          "while :; do sleep 0.05; done"), spec=SERVICE, stop_grace=Duration(5_000))  # fmt: skip
-        script = f"setsid sh -c 'trap \"\" TERM; echo $$ >> {deaf}; while :; do sleep 1; done' & trap '' TERM; wait; sleep 60"
+        script = (
+            f"setsid sh -c 'trap \"\" TERM; echo $$ >> {ignoring}; while :; do sleep 1; done' & trap '' TERM; wait; sleep 60"
+        )
         await scope.run("deaf", *shell(script), spec=SERVICE, stop_grace=Duration(400))
         await scope.until("polite-0", "serving")
         await scope.until("deaf-0", "serving")
-        await until(lambda: bool(lines(deaf)))
-        child = int(lines(deaf)[0])
+        await until(lambda: bool(lines(ignoring)))
+        child = int(lines(ignoring)[0])
         for name in ("polite", "deaf"):
-            await scope.run(name, *forever(scope.root / "unused"), spec={"type": "service", "replicas": 0})
+            await scope.run(name, *record_and_sleep(scope.root / "unused"), spec={"type": "service", "replicas": 0})
         await until(lambda: _is_gone(scope, "polite-0"))
         assert lines(polite)[-1] == "bye"
         await until(lambda: _is_gone(scope, "deaf-0"))
-        assert gone(child)
+        assert has_exited(child)
 
-    play(scene)
+    run_scenario(scenario)
 
 
 async def _is_gone(scope: Scope, name: str) -> bool:
@@ -140,8 +142,8 @@ async def _is_gone(scope: Scope, name: str) -> bool:
 
 
 @pytest.mark.smoke
-def test_a_service_is_started_again_within_its_attempt_and_probes_say_when_it_is_ready_and_when_not_alive() -> None:
-    async def scene(scope: Scope) -> None:
+def test_service_restarts_within_attempt_and_probes_control_serving() -> None:
+    async def scenario(scope: Scope) -> None:
         scope.agent()
         began, well, alive = scope.root / "began", scope.root / "well", scope.root / "alive"
         every: dict[str, Any] = {"period": Duration(100), "timeout": Duration(1_000), "failures": 2}
@@ -159,7 +161,7 @@ def test_a_service_is_started_again_within_its_attempt_and_probes_say_when_it_is
         await asyncio.sleep(0.5)
         found = await scope.replica("web-0")
         assert found is not None
-        assert found.status.phase == "running", "what its probe says is not ready is not served"
+        assert found.status.phase == "running", "a replica that is not ready is not served"
         assert "ready probe failed" in next(iter((await scope.runs()).values())).said
         well.touch()
         await scope.until("web-0", "serving")
@@ -182,72 +184,72 @@ def test_a_service_is_started_again_within_its_attempt_and_probes_say_when_it_is
 
         await until(counted)
 
-    play(scene)
+    run_scenario(scenario)
 
 
-def test_beats_say_what_each_replica_takes() -> None:
-    async def scene(scope: Scope) -> None:
+def test_heartbeats_report_resource_use_per_replica() -> None:
+    async def scenario(scope: Scope) -> None:
         scope.agent("--nodes", "3", "--name", "m")
         await scope.run("busy", "python3", "-c", "x = bytearray(30 << 20)\nwhile True: pass", spec=once(),
                         resources={"cpu": "500m", "memory": "128Mi"})  # fmt: skip
 
-        async def told() -> bool:
+        async def usage_reported() -> bool:
             runs = await scope.runs()
             return any(run.cpu_milli > 200 and run.memory_bytes > 20 << 20 for run in runs.values())
 
-        await until(told)
+        await until(usage_reported)
         states = {state.node: state for state in await scope.states()}
-        assert sorted(states) == ["m-1", "m-2", "m-3"], "one agent, and one keeper, for all of its nodes"
+        assert sorted(states) == ["m-1", "m-2", "m-3"], "one agent and one keeper serve all nodes"
         assert sum(state.cpu_milli > 200 for state in states.values()) == 1
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_work_of_another_user_owns_its_directory_and_can_write_nowhere_else() -> None:
-    async def scene(scope: Scope) -> None:
-        scope.root.chmod(0o711)  # as a data directory's parents are
+def test_work_of_other_user_owns_its_directory_and_writes_nowhere_else() -> None:
+    async def scenario(scope: Scope) -> None:
+        scope.root.chmod(0o711)  # as the parents of a data directory are
         agent = scope.agent()
         script = "id -un; echo hello > mine && cat $HOME/mine; ls ../../run 2>&1 | tail -1; echo again >> /dev/stdout"
         await scope.run("job", *shell(script), spec=once(), user="nobody")
         found = await scope.until("job-0", "finished", "released", "failed")
-        said = lines(agent.directory.logs / "n1" / f"{found.metadata.uid}.1.out")
-        assert found.status.result == "ok", (found.status, said)
-        assert said[0] == pwd.getpwnam("nobody").pw_name
-        assert said[1] == "hello"
-        assert "denied" in said[2]
+        output = lines(agent.directory.logs / "n1" / f"{found.metadata.uid}.1.out")
+        assert found.status.result == "ok", (found.status, output)
+        assert output[0] == pwd.getpwnam("nobody").pw_name
+        assert output[1] == "hello"
+        assert "denied" in output[2]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run anything as another user")
 @pytest.mark.parametrize(
-    ("words", "number"),
+    ("arguments", "number"),
     [
         ((), tenant_user("t")[1:]),
         (("--work-user", "daemon"), str(pwd.getpwnam("daemon").pw_uid)),
         (("--work-user", "root"), "0"),
     ],
 )
-def test_an_agent_that_is_root_makes_nobody_root_who_names_no_user(words: tuple[str, ...], number: str) -> None:
-    """Also where a directory above its own is closed, as root's home is: work finds its room all the same."""
+def test_root_agent_runs_work_as_unprivileged_user_by_default(arguments: tuple[str, ...], number: str) -> None:
+    """Also where a parent directory is closed, like root's home: work can reach its directory all the same."""
 
-    async def scene(scope: Scope) -> None:
+    async def scenario(scope: Scope) -> None:
         scope.root.chmod(0o700)
-        agent = scope.agent(*words)
+        agent = scope.agent(*arguments)
         script = "id -u; echo hello > mine && cat $HOME/mine; touch made/by-it && ls -nd made | cut -d' ' -f3"
         await scope.run("job", *shell(script), spec=once(), volumes=(Volume(name="v", path="made", scratch=Scratch()),))
         found = await scope.until("job-0", "finished", "released", "failed")
-        said = lines(agent.directory.logs / "n1" / f"{found.metadata.uid}.1.out")
-        assert found.status.result == "ok", (found.status, said)
-        assert said == [number, "hello", number]
+        output = lines(agent.directory.logs / "n1" / f"{found.metadata.uid}.1.out")
+        assert found.status.result == "ok", (found.status, output)
+        assert output == [number, "hello", number]
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run anything as another user")
-def test_work_of_two_tenants_on_one_node_cannot_look_at_each_other__also_without_a_sandbox() -> None:
-    async def scene(scope: Scope) -> None:
+def test_work_of_two_tenants_cannot_see_each_other_without_sandbox() -> None:
+    async def scenario(scope: Scope) -> None:
         agent = scope.agent("--sandbox", "none")
         canary = "canary-that-no-neighbour-may-see"
         await scope.apply(
@@ -255,26 +257,27 @@ def test_work_of_two_tenants_on_one_node_cannot_look_at_each_other__also_without
         )
         await scope.run("mine", *shell("echo $SECRET > kept; echo $$; exec sleep 600"), spec=SERVICE, env={"SECRET": canary})
         mine = await scope.until("mine-0", "serving", "ready", "running")
-        said = agent.directory.logs / "n1" / f"{mine.metadata.uid}.1.out"
-        await until(lambda: bool(lines(said)))
-        pid = lines(said)[0]
-        room = next(agent.directory.work.iterdir())
-        script = f"cat /proc/{pid}/environ /proc/{pid}/cwd/kept {room}/kept; ls {room}; kill -0 {pid} && echo reached; echo end"
+        log = agent.directory.logs / "n1" / f"{mine.metadata.uid}.1.out"
+        await until(lambda: bool(lines(log)))
+        pid = lines(log)[0]
+        work_dir = next(agent.directory.work.iterdir())
+        script = f"cat /proc/{pid}/environ /proc/{pid}/cwd/kept {work_dir}/kept; ls {work_dir}; "
+        script += f"kill -0 {pid} && echo reached; echo end"
         made = Template(command=shell(script), resources=Amount.parse({"cpu": "10m", "memory": "32Mi"}))
         spy = WorkloadSpec(type="job", retries=0, template=made)
         await scope.apply(Workload(metadata=Metadata(name="job", tenant="spy"), spec=spy))
         out = agent.directory.logs / "n1"
         await until(lambda: any("end" in lines(file) for file in out.glob("*.out")))
-        told = "".join(file.read_text() for file in out.iterdir())
-        assert canary not in told and "reached" not in told
-        assert told.lower().count("denied") + told.lower().count("not permitted") >= 4, told
+        values = "".join(file.read_text() for file in out.iterdir())
+        assert canary not in values and "reached" not in values
+        assert values.lower().count("denied") + values.lower().count("not permitted") >= 4, values
 
-    play(scene)
+    run_scenario(scenario)
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed: apt install bubblewrap")
-def test_a_sandbox_lets_work_change_nothing_but_its_own_directory() -> None:
-    async def scene(scope: Scope) -> None:
+def test_sandboxed_work_changes_only_its_own_directory() -> None:
+    async def scenario(scope: Scope) -> None:
         agent = scope.agent("--sandbox", "auto")
         assert (await asyncio.to_thread(agent.process.poll)) is None
         target = scope.root / "target"
@@ -282,10 +285,10 @@ def test_a_sandbox_lets_work_change_nothing_but_its_own_directory() -> None:
         await scope.run("job", *shell(f"echo x > {target}; echo y > mine; cat mine; ps -e | wc -l"), spec=once())
         found = await scope.until("job-0", "finished", "released", "failed")
         assert found.status.result == "ok", found.status
-        said = lines(agent.directory.logs / "n1" / f"{found.metadata.uid}.1.out")
-        assert said[0] == "y"
-        assert int(said[1]) < 8, "it sees only its own processes"
+        output = lines(agent.directory.logs / "n1" / f"{found.metadata.uid}.1.out")
+        assert output[0] == "y"
+        assert int(output[1]) < 8, "only its own processes are visible"
         assert target.read_text() == "as it was"
-        assert "work is sandboxed" in agent.said()
+        assert "sandbox: bubblewrap" in agent.log_text()
 
-    play(scene)
+    run_scenario(scenario)

@@ -1,7 +1,7 @@
-"""Against what is an attack tried, and what must hold after each? One real server, and intruders who can be told apart.
+"""One real server under attack, distinguishable attackers, and the checks after each attack.
 
-An intruder comes from an address and with tokens of its own, so that what the audit says of it is known to be about it: the
-same refusal twice is one line. After each attack the server must be alive, hardly larger, and have written down its refusal.
+An attacker has its own address and tokens, which identify its audit entries: a repeated refusal is one line. After each attack
+the server must be alive, hardly larger, and have recorded its refusal.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ GROWTH_MIB_MAX: Final = 50
 WITHIN_S: Final = 60.0
 LEASE: Final = Duration(600_000)
 SLACK: Final = 10
-"""A shared processor is a slow one, by its own clock too: what an attack costs by design would be far beyond this."""
+"""A shared processor is slow, also by CPU time: a successful attack would cost far more than this."""
 TICK_S: Final = 1 / os.sysconf("SC_CLK_TCK")
 PATIENT: Final = {"requestsPerSecond": 100_000, "requestsBurst": 100_000}
-"""So that it is the attack that is refused, and not the hurry in which it is made."""
+"""Limits so high that the attack itself is refused, and not its request rate."""
 _encode = msgspec.json.Encoder(enc_hook=enc_hook).encode
 
 
-class Stage:
+class AttackedServer:
     """A server with two tenants, acme and bolt, each with a workload and a secret; acme's replica is bound to node n2."""
 
     def __init__(self, data: Path) -> None:
         self.server = Server(data)
-        self.said: list[str] = []
+        self.log_lines: list[str] = []
         self._reading = threading.Thread(target=self._listen, daemon=True)
         self._reading.start()
         self.server.until_ready()
@@ -58,26 +58,28 @@ class Stage:
 
     def close(self) -> None:
         self.server.process.terminate()
-        assert self.server.process.wait(30) == 0, "it does not end well after all this"
+        assert self.server.process.wait(30) == 0, "the server must exit cleanly after the attacks"
         self._reading.join(10)
         self.server.__exit__()
-        told = [json.loads(line) for line in self.said if line.startswith("{")]
-        wrong = [line for line in told if line["level"] not in ("info", "debug") and line.get("status") not in (502, 503, 504)]
+        answer = [json.loads(line) for line in self.log_lines if line.startswith("{")]
+        wrong = [
+            line for line in answer if line["level"] not in ("info", "debug") and line.get("status") not in (502, 503, 504)
+        ]
         assert not wrong, wrong
-        assert not [line for line in self.said if not line.startswith("{")], self.said
+        assert not [line for line in self.log_lines if not line.startswith("{")], self.log_lines
 
-    def intruder(self, row: str) -> Intruder:
+    def attacker(self, row: str) -> Attacker:
         number = next(self._numbers)
-        return Intruder(self, row, f"127.0.{1 + number // 250}.{1 + number % 250}", f"{row.lower()}-{number}")
+        return Attacker(self, row, f"127.0.{1 + number // 250}.{1 + number % 250}", f"{row.lower()}-{number}")
 
     def admin(self, method: str, path: str, body: Any = None) -> Any:
         return self.server.must(method, path, body)
 
     def token(self, name: str, role: str, **spec: Any) -> str:
-        """A new token's text, once the server knows it."""
+        """Create a token and return its text once the server knows it."""
         text = f"remit_{name}_{'x' * 32}"
         spec = {"role": role, "digest": token_digest(text), "expires": "2999-01-01T00:00:00Z", "subject": name, **spec}
-        self.admin("POST", "/v1/tokens", _thing("Token", {"name": name}, spec))
+        self.admin("POST", "/v1/tokens", _manifest("Token", {"name": name}, spec))
         self.tokens[name] = text
         self.until(lambda: self.server.ask("GET", "/v1/nothing", Authorization=f"Bearer {text}").status != 401)
         return text
@@ -85,19 +87,19 @@ class Stage:
     def until(self, holds: Callable[[], bool], within_s: float = 10.0) -> float:
         began = time.monotonic()
         while not holds():
-            assert time.monotonic() < began + within_s, "it does not come to it"
+            assert time.monotonic() < began + within_s, "the condition did not become true"
             time.sleep(0.005)
         return time.monotonic() - began
 
     def operation(self, actor: Actor, claim: AnyClaim) -> Operation:
-        stands = self.admin("GET", "/v1/status")
-        return Operation(operation_id(stands["incarnation"], stands["window"], f"x{next(self._nonces)}"), actor, claim)
+        status = self.admin("GET", "/v1/status")
+        return Operation(operation_id(status["incarnation"], status["window"], f"x{next(self._nonces)}"), actor, claim)
 
     def claim(self, token: str, actor: Actor, claim: AnyClaim) -> int:
-        """One that must be accepted; its number."""
+        """Submit a claim that must be accepted; return its number."""
         body = _encode(EndpointCall((self.operation(actor, claim),)))
-        told = self.server.ask("POST", "/v1/ask", body, Authorization=f"Bearer {token}").json
-        verdict = told["verdicts"][0]
+        answer = self.server.ask("POST", "/v1/ask", body, Authorization=f"Bearer {token}").json
+        verdict = answer["verdicts"][0]
         assert verdict["verdict"] == "accepted", verdict
         return int(verdict.get("number", 0))
 
@@ -114,7 +116,7 @@ class Stage:
 
     def _listen(self) -> None:
         assert self.server.process.stderr is not None
-        self.said.extend(line.decode(errors="replace") for line in self.server.process.stderr)
+        self.log_lines.extend(line.decode(errors="replace") for line in self.server.process.stderr)
 
     def _prepare(self) -> None:
         for name in ("acme", "bolt"):
@@ -126,22 +128,22 @@ class Stage:
             work["spec"]["template"]["secrets"] = [{"name": "db", "path": "secrets"}]
             self.admin("POST", f"/v1/tenants/{name}/workloads", work)
         self.admin("POST", "/v1/nodes", node("n2", address="127.0.0.1", port=1))
-        schedules, corrects = self.token("planner", "scheduler"), self.token("loops", "controllers")
-        answers = self.token("host2", "agent", nodes=["n2"])
-        self.actors["n2"] = self.lease(answers, Role.AGENT, "agent/n2")
-        nodes = self.lease(corrects, Role.NODES, str(Role.NODES))
-        places = self.lease(schedules, Role.SCHEDULER, str(Role.SCHEDULER))
-        self.claim(corrects, nodes, Mark("n2", self.at("/v1/nodes/n2"), NodeHealth.READY))
+        scheduler_token, controllers_token = self.token("planner", "scheduler"), self.token("loops", "controllers")
+        agent_token = self.token("host2", "agent", nodes=["n2"])
+        self.actors["n2"] = self.lease(agent_token, Role.AGENT, "agent/n2")
+        nodes = self.lease(controllers_token, Role.NODES, str(Role.NODES))
+        scheduler = self.lease(scheduler_token, Role.SCHEDULER, str(Role.SCHEDULER))
+        self.claim(controllers_token, nodes, Mark("n2", self.at("/v1/nodes/n2"), NodeHealth.READY))
         path = "/v1/tenants/acme/replicas/web-0"
-        self.claim(schedules, places, Bind("replica/acme/web-0", self.at(path), "n2", "tenant/acme"))
+        self.claim(scheduler_token, scheduler, Bind("replica/acme/web-0", self.at(path), "n2", "tenant/acme"))
         self.uid = str(self.admin("GET", path)["metadata"]["uid"])
 
     def at(self, path: str) -> int:
         return int(self.admin("GET", path)["metadata"]["revision"])
 
 
-class Refusal(NamedTuple):
-    """How one request ended: a problem's status and code, or those that a claim's refusal stands for."""
+class Outcome(NamedTuple):
+    """The outcome of one request: status and code of a problem, or those that a refused claim corresponds to."""
 
     status: int
     code: str
@@ -149,10 +151,10 @@ class Refusal(NamedTuple):
 
 
 @dataclass
-class Intruder:
-    """One attack under way."""
+class Attacker:
+    """One attack in progress."""
 
-    stage: Stage
+    target: AttackedServer
     row: str
     address: str
     name: str
@@ -162,86 +164,86 @@ class Intruder:
     def token(self, role: str, **spec: Any) -> str:
         name = f"{self.name}-{len(self.tokens)}"
         self.tokens.append(name)
-        return self.stage.token(name, role, **spec)
+        return self.target.token(name, role, **spec)
 
     def member(self, of: str = "acme") -> str:
         return self.token("member", tenant=of)
 
     def agent(self, declared: bool = True) -> tuple[str, str, Actor]:
-        """A new node's name, its agent's token, and the agent with its lease."""
+        """Name of a new node, the token of its agent, and the agent with its lease."""
         name = f"x-{self.name}"
         text = self.token("agent", nodes=[name])
         if declared:
-            self.stage.admin("POST", "/v1/nodes", node(name))
-        return name, text, self.stage.lease(text, Role.AGENT, f"agent/{name}")
+            self.target.admin("POST", "/v1/nodes", node(name))
+        return name, text, self.target.lease(text, Role.AGENT, f"agent/{name}")
 
-    def ask(self, method: str, path: str, body: Any = None, token: str | None = None, **headers: str) -> Refusal:
-        """`headers` have underscores for hyphens."""
-        told = {"Content-Type": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
-        told |= {name.replace("_", "-"): value for name, value in headers.items()}
+    def ask(self, method: str, path: str, body: Any = None, token: str | None = None, **headers: str) -> Outcome:
+        """Header names are given with underscores for hyphens."""
+        answer = {"Content-Type": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+        answer |= {name.replace("_", "-"): value for name, value in headers.items()}
         with self.connected() as connection:
-            began, spent = time.monotonic(), self.stage.cpu_s()
-            reply = ask_on(connection, method, path, body, told)
-            took_s, spent_s = time.monotonic() - began, self.stage.cpu_s() - spent + TICK_S
-            self.took_s = max(self.took_s, min(took_s, spent_s))  # waiting for a processor is nobody's attack
-        return refusal(reply)
+            began, spent = time.monotonic(), self.target.cpu_s()
+            reply = ask_on(connection, method, path, body, answer)
+            took_s, spent_s = time.monotonic() - began, self.target.cpu_s() - spent + TICK_S
+            self.took_s = max(self.took_s, min(took_s, spent_s))  # waiting for a processor is not caused by the attack
+        return outcome_of(reply)
 
-    def get(self, path: str, token: str | None = None, **headers: str) -> Refusal:
+    def get(self, path: str, token: str | None = None, **headers: str) -> Outcome:
         return self.ask("GET", path, None, token, **headers)
 
-    def door(self, token: str, said: Any, path: str = "/v1/ask") -> Refusal:
-        return self.ask("POST", path, _encode(said), token)
+    def component_request(self, token: str, log_lines: Any, path: str = "/v1/ask") -> Outcome:
+        return self.ask("POST", path, _encode(log_lines), token)
 
-    def claim(self, token: str, actor: Actor, claim: AnyClaim) -> Refusal:
-        return self.door(token, EndpointCall((self.stage.operation(actor, claim),)))
+    def claim(self, token: str, actor: Actor, claim: AnyClaim) -> Outcome:
+        return self.component_request(token, EndpointCall((self.target.operation(actor, claim),)))
 
-    def claim_as_written(self, token: str, actor: Actor, claim: dict[str, Any]) -> Refusal:
-        """What no program of ours could say."""
-        operation = msgspec.to_builtins(self.stage.operation(actor, Abandon("x")), enc_hook=enc_hook)
+    def raw_claim(self, token: str, actor: Actor, claim: dict[str, Any]) -> Outcome:
+        """Submit a claim that no client of Remit could build."""
+        operation = msgspec.to_builtins(self.target.operation(actor, Abandon("x")), enc_hook=enc_hook)
         return self.ask("POST", "/v1/ask", {"type": "call", "operations": [{**operation, "claim": claim}]}, token)
 
     @contextmanager
     def connected(self) -> Iterator[http.client.HTTPConnection]:
-        port = self.stage.server.port
+        port = self.target.server.port
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20, source_address=(self.address, 0))
         try:
             yield connection
         finally:
             connection.close()
 
-    def noted(self) -> list[dict[str, Any]]:
-        """What the audit has about it."""
-        items = self.stage.admin("GET", "/v1/audit?limit=10000")["items"]
+    def audited(self) -> list[dict[str, Any]]:
+        """Audit entries about this attacker."""
+        items = self.target.admin("GET", "/v1/audit?limit=10000")["items"]
         return [one for one in items if one.get("address") == self.address or one.get("token") in self.tokens]
 
 
-def refusal(reply: Reply) -> Refusal:
-    told = reply.json if reply.body[:1] == b"{" else {}
-    if reply.status == 200 and told.get("verdicts"):
-        verdict = told["verdicts"][0]
+def outcome_of(reply: Reply) -> Outcome:
+    answer = reply.json if reply.body[:1] == b"{" else {}
+    if reply.status == 200 and answer.get("verdicts"):
+        verdict = answer["verdicts"][0]
         if verdict["verdict"] == "refused":
-            return Refusal(REFUSAL_STATUSES.get(Code(verdict["code"]), 409), verdict["code"], reply.body)
-    if told.get("failed") == "unread":
-        return Refusal(422, "invalid", reply.body)  # at that door what cannot be read is an answer; it counts as this
-    code = told.get("code", "") if reply.status >= 400 else ""
+            return Outcome(REFUSAL_STATUSES.get(Code(verdict["code"]), 409), verdict["code"], reply.body)
+    if answer.get("failed") == "unread":
+        return Outcome(422, "invalid", reply.body)  # component routes answer unreadable requests with 200; counted as 422
+    code = answer.get("code", "") if reply.status >= 400 else ""
     if reply.status >= 400:
-        assert code and told["detail"] and "cure" in told, reply
-    return Refusal(reply.status, code, reply.body)
+        assert code and answer["detail"] and "cure" in answer, reply
+    return Outcome(reply.status, code, reply.body)
 
 
-Act = Callable[[Intruder], Refusal | Sequence[Refusal] | None]
+Act = Callable[[Attacker], Outcome | Sequence[Outcome] | None]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack: which row it is of, and how it must be refused. `noted`: the statuses of which the audit must have one."""
+    """One attack: its row and the required refusal. `audited`: statuses of which the audit must have one."""
 
     row: str
-    what: str
+    description: str
     status: int
     code: str
     act: Act
-    noted: tuple[int, ...]
+    audited: tuple[int, ...]
     within_s: float
 
     def __str__(self) -> str:
@@ -252,38 +254,38 @@ ATTACKS: Final[list[Attack]] = []
 
 
 def attack(
-    status: int, code: str = "", *, noted: Sequence[int] | None = None, within_s: float = WITHIN_S
+    status: int, code: str = "", *, audited: Sequence[int] | None = None, within_s: float = WITHIN_S
 ) -> Callable[[Act], Act]:
-    """Its docstring begins with the row's id. `noted=()`: no server hears of it, and the docstring says what stands in."""
+    """The docstring begins with the row's id. `audited=()`: no server is involved; the docstring names the check."""
 
     def add(act: Act) -> Act:
-        row, _, what = (act.__doc__ or "").partition(": ")
-        ATTACKS.append(Attack(row, what, status, code, act, (status,) if noted is None else tuple(noted), within_s))
+        row, _, description = (act.__doc__ or "").partition(": ")
+        ATTACKS.append(Attack(row, description, status, code, act, (status,) if audited is None else tuple(audited), within_s))
         return act
 
     return add
 
 
-def run(stage: Stage, one: Attack) -> int:
-    """How many requests were tried. Raises AssertionError if anything is not as it must be."""
-    intruder = stage.intruder(one.row)
-    before = stage.rss_mib()
-    outcome = one.act(intruder)
-    outcomes = [] if outcome is None else [outcome] if isinstance(outcome, Refusal) else list(outcome)
+def run(target: AttackedServer, one: Attack) -> int:
+    """Run one attack; return the number of requests. Raises AssertionError if a check fails."""
+    attacker = target.attacker(one.row)
+    before = target.rss_mib()
+    outcome = one.act(attacker)
+    outcomes = [] if outcome is None else [outcome] if isinstance(outcome, Outcome) else list(outcome)
     for each in outcomes:
-        assert (each.status, each.code if one.code else "") == (one.status, one.code), (one.what, each)
+        assert (each.status, each.code if one.code else "") == (one.status, one.code), (one.description, each)
         assert CANARY.encode() not in each.body
-    assert intruder.took_s < SLACK * one.within_s, f"it took {intruder.took_s:.3f} s"
-    assert stage.server.process.poll() is None, "the server is dead"
-    assert stage.server.ask("GET", "/readyz").status == 200
-    grown = stage.rss_mib() - before
+    assert attacker.took_s < SLACK * one.within_s, f"it took {attacker.took_s:.3f} s"
+    assert target.server.process.poll() is None, "the server must be running"
+    assert target.server.ask("GET", "/readyz").status == 200
+    grown = target.rss_mib() - before
     assert grown < GROWTH_MIB_MAX, f"it grew by {grown:.0f} MiB"
-    if one.noted:
-        found = intruder.noted()
-        assert any(item.get("status") in one.noted for item in found), ("nobody wrote it down", found[:5])
-        assert not any(text in str(found) for text in (CANARY, *(stage.tokens[name] for name in intruder.tokens)))
+    if one.audited:
+        found = attacker.audited()
+        assert any(item.get("status") in one.audited for item in found), ("no audit entry", found[:5])
+        assert not any(text in str(found) for text in (CANARY, *(target.tokens[name] for name in attacker.tokens)))
     return max(1, len(outcomes))
 
 
-def _thing(kind: str, meta: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+def _manifest(kind: str, meta: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "remit/v1", "kind": kind, "metadata": meta, "spec": spec}

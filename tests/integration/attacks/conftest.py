@@ -1,4 +1,4 @@
-"""How many rows and attacks were tried? One server for all of them, and one line at the end. No test is in here."""
+"""One attacked server for all attacks, and a summary line of rows and attacks at the end. Contains no tests."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.integration.attacks.attack_server import Stage
+from tests.integration.attacks.attack_server import AttackedServer
 
 
 @pytest.fixture(scope="package")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    found = Stage(tmp_path_factory.mktemp("attacked") / "data")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedServer]:
+    found = AttackedServer(tmp_path_factory.mktemp("attacked") / "data")
     try:
         yield found
     finally:

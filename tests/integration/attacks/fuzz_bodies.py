@@ -1,9 +1,9 @@
-"""Does a server stay upright whatever bodies it is sent? Thousands of spoilt ones over HTTP, at every door, by everybody.
+"""Fuzzes request bodies: thousands of mutated ones over HTTP, on every route, as every role.
 
-    python -m tests.integration.attacks.fuzz_bodies --bodies 20000 --seed 7
+python -m tests.integration.attacks.fuzz_bodies --bodies 20000 --seed 7
 
-Each must be answered within ten seconds and never with a 500; what is accepted must be JSON that means one thing. The last line
-of output is JSON. No test is in here.
+Each must be answered within ten seconds and never with a 500; an accepted one must be unambiguous JSON. The last line of output
+is JSON. Contains no tests.
 """
 
 from __future__ import annotations
@@ -24,77 +24,77 @@ from typing import Any, Final, NamedTuple
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState, RunState, SecretMaterialRequest
 from remit.model.wire.exec_frames import MEDIA_TYPE, ExecFrameType, ExecStart, encode_frame
 from remit.serve.http.openapi import EXAMPLE_MANIFESTS
-from tests.integration.attacks.attack_server import Stage
+from tests.integration.attacks.attack_server import AttackedServer
 from tests.integration.attacks.fuzz_decoders import _encode
 from tests.integration.attacks.mutations import mutated
 from tests.unit.serve.in_memory_server import node, secret, tenant, workload
 
 ANSWER_S_MAX: Final = 10.0
 GROWTH_MIB_MAX: Final = 200
-"""Some of it is accepted and kept, and what remembers fills up: it levelled off at 135 MiB, from 25,000 bodies to 50,000."""
+"""Some bodies are accepted and stored, and caches fill: memory levelled off at 135 MiB, from 25,000 bodies to 50,000."""
 MERGE: Final = "application/merge-patch+json"
 FOLLOW: Final = "/v1/follow"
 LENIENT: Final = ("/v1/ask", FOLLOW)
-"""What is said here is read once, and what was read is both judged and done: there is no second reader who could differ."""
+"""Bodies here are parsed once, and the same value is judged and executed: no second parser could differ."""
 COLLECTIONS: Final = {"Policy": "policies", "PriorityClass": "priorityclasses"}
 
 
-class Door(NamedTuple):
-    """Where something is sent, by whom, and what would be good there."""
+class Route(NamedTuple):
+    """Where a body is sent, as which role, and a valid body."""
 
-    who: str
+    role: str
     method: str
     path: str
     good: bytes
     media: str = "application/json"
 
 
-def doors(stage: Stage) -> list[Door]:
+def routes(target: AttackedServer) -> list[Route]:
     mine = "/v1/tenants/acme"
     found = [
-        Door("member", "POST", f"{mine}/workloads", _json(workload("fuzzed"))),
-        Door("member", "PUT", f"{mine}/workloads/fuzzed", _json(_rich())),
-        Door(
+        Route("member", "POST", f"{mine}/workloads", _json(workload("fuzzed"))),
+        Route("member", "PUT", f"{mine}/workloads/fuzzed", _json(_rich())),
+        Route(
             "member", "PATCH", f"{mine}/workloads/web", _json({"spec": {"replicas": 2, "template": {"env": {"A": "b"}}}}), MERGE
         ),
-        Door("member", "POST", f"{mine}/secrets", _json(secret("fuzzed", password="x"))),
-        Door("member", "PATCH", f"{mine}/secrets/db", _json({"spec": {"data": {"password": "new"}}}), MERGE),
-        Door("member", "POST", "/v1/apply", _json([workload("a1"), secret("s1", a="b")])),
-        Door("member", "POST", "/v1/apply", b"\n".join(_json(workload(f"l{number}")) for number in range(3))),
-        Door("member", "POST", "/v1/plan", _json([workload("a1", replicas=3)])),
-        Door("member", "POST", "/v1/capacity", _json(_rich())),
-        Door(
+        Route("member", "POST", f"{mine}/secrets", _json(secret("fuzzed", password="x"))),
+        Route("member", "PATCH", f"{mine}/secrets/db", _json({"spec": {"data": {"password": "new"}}}), MERGE),
+        Route("member", "POST", "/v1/apply", _json([workload("a1"), secret("s1", a="b")])),
+        Route("member", "POST", "/v1/apply", b"\n".join(_json(workload(f"l{number}")) for number in range(3))),
+        Route("member", "POST", "/v1/plan", _json([workload("a1", replicas=3)])),
+        Route("member", "POST", "/v1/capacity", _json(_rich())),
+        Route(
             "member", "POST", f"{mine}/replicas/web-0/exec", encode_frame(ExecFrameType.START, ExecStart(("id",))), MEDIA_TYPE
         ),
-        Door("admin", "POST", "/v1/apply", _json([node("f1"), tenant("fuzzed")])),
-        Door("join", "POST", "/v1/join", _json({"digest": "0" * 64, "nodes": ["f1"], "request": ""})),
+        Route("admin", "POST", "/v1/apply", _json([node("f1"), tenant("fuzzed")])),
+        Route("join", "POST", "/v1/join", _json({"digest": "0" * 64, "nodes": ["f1"], "request": ""})),
     ]
     for kind, manifest in EXAMPLE_MANIFESTS.items():
         if "tenant" not in manifest["metadata"]:
-            found.append(Door("admin", "POST", f"/v1/{COLLECTIONS.get(kind, kind.lower() + 's')}", _json(manifest)))
-    return found + components(stage)
+            found.append(Route("admin", "POST", f"/v1/{COLLECTIONS.get(kind, kind.lower() + 's')}", _json(manifest)))
+    return found + components(target)
 
 
-def components(stage: Stage) -> list[Door]:
-    me = stage.actors["n2"]
-    operation = json.loads(_encode(stage.operation(me, _move(stage))))
+def components(target: AttackedServer) -> list[Route]:
+    me = target.actors["n2"]
+    operation = json.loads(_encode(target.operation(me, _move(target))))
     call: dict[str, Any] = {"type": "call"}
-    beat = NodeHeartbeat(me, NodeState("n2", runs=(RunState("replica/acme/web-0", stage.uid, 1),)))
-    said: list[tuple[str, str, Any]] = [
+    beat = NodeHeartbeat(me, NodeState("n2", runs=(RunState("replica/acme/web-0", target.uid, 1),)))
+    log_lines: list[tuple[str, str, Any]] = [
         ("agent", "/v1/ask", {**call, "operations": [operation]}),
         ("agent", "/v1/ask", {**call, "beats": [json.loads(_encode(beat))]}),
         ("agent", "/v1/ask", {**call, "renew": json.loads(_encode(me))}),
-        ("agent", "/v1/ask", json.loads(_encode(SecretMaterialRequest(me, "replica/acme/web-0", stage.uid, 1)))),
+        ("agent", "/v1/ask", json.loads(_encode(SecretMaterialRequest(me, "replica/acme/web-0", target.uid, 1)))),
         ("agent", FOLLOW, {"type": "orders", "nodes": ["n2"], "callback": "c" * 32}),
         ("scheduler", "/v1/ask", {"type": "range", "prefix": "node/", "limit": 10, "revision": 0}),
         ("scheduler", "/v1/claims", {"operations": [operation]}),
         ("scheduler", FOLLOW, {"type": "rows", "prefix": "node/", "after": 1}),
         ("agent", "/v1/renew", {"request": ""}),
     ]
-    return [Door(who, "POST", path, _json(body)) for who, path, body in said]
+    return [Route(role, "POST", path, _json(body)) for role, path, body in log_lines]
 
 
-def _move(stage: Stage) -> Any:
+def _move(target: AttackedServer) -> Any:
     from remit.model.claims import Move
 
     return Move("replica/acme/web-0", 1, "start", attempt=1)
@@ -109,88 +109,92 @@ def _json(value: Any) -> bytes:
 
 
 @dataclass
-class Fuzzed:
-    """What came of it."""
+class FuzzResult:
+    """Counts and failures of a run."""
 
     bodies: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     worst_s: float = 0.0
-    wrong: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
-    def told(self, grown_mib: float, seed: int) -> dict[str, Any]:
+    def summary(self, grown_mib: float, seed: int) -> dict[str, Any]:
         spread = {str(status): count for status, count in sorted(self.statuses.items())}
         accepted = sum(count for status, count in self.statuses.items() if status < 300)
         return {
             "bodies": self.bodies, "seed": seed, "faults": self.statuses[500], "accepted": accepted, "statuses": spread,
             "worst_ms": round(self.worst_s * 1000), "grown_mib": round(grown_mib, 1),
-            "violations": len(self.wrong), "wrong": self.wrong[:5],
+            "violations": len(self.failures), "wrong": self.failures[:5],
         }  # fmt: skip
 
 
 class Fuzzer:
-    def __init__(self, stage: Stage, seed: int) -> None:
-        self._stage, self._chance = stage, random.Random(seed)
-        tokens = {"admin": stage.server.token, "agent": stage.tokens["host2"], "scheduler": stage.tokens["planner"]}
+    def __init__(self, target: AttackedServer, seed: int) -> None:
+        self._target, self._rng = target, random.Random(seed)
+        tokens = {"admin": target.server.token, "agent": target.tokens["host2"], "scheduler": target.tokens["planner"]}
         self._tokens = {
             **tokens,
-            "member": stage.token("fuzz-member", "member", tenant="acme"),
-            "join": stage.token("fuzz-join", "join", nodes=["f1"]),
+            "member": target.token("fuzz-member", "member", tenant="acme"),
+            "join": target.token("fuzz-join", "join", nodes=["f1"]),
         }
-        self._doors = doors(stage)
-        self._good = [door.good for door in self._doors]
+        self._routes = routes(target)
+        self._good = [route.good for route in self._routes]
         self._connection: http.client.HTTPConnection | None = None
-        self.found = Fuzzed()
+        self.found = FuzzResult()
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def run(self, bodies: int) -> Fuzzed:
+    def run(self, bodies: int) -> FuzzResult:
         for _ in range(bodies):
-            door = self._chance.choice(self._doors)
-            self._send(door, mutated(self._chance, door.good, self._good))
-            if len(self.found.wrong) >= 5 or self._stage.server.process.poll() is not None:
-                self.found.wrong.append(f"the server is {'dead' if self._stage.server.process.poll() is not None else 'alive'}")
+            route = self._rng.choice(self._routes)
+            self._send(route, mutated(self._rng, route.good, self._good))
+            if len(self.found.failures) >= 5 or self._target.server.process.poll() is not None:
+                self.found.failures.append(
+                    f"the server is {'dead' if self._target.server.process.poll() is not None else 'alive'}"
+                )
                 break
         return self.found
 
-    def _send(self, door: Door, body: bytes) -> None:
+    def _send(self, route: Route, body: bytes) -> None:
         found, began = self.found, time.monotonic()
         found.bodies += 1
         try:
-            status, told = self._asked(door, body)
+            status, summary = self._asked(route, body)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            status, told = 0, repr(error).encode()
+            status, summary = 0, repr(error).encode()
             if isinstance(error, TimeoutError):
-                found.wrong.append(f"{door.method} {door.path}: no answer to {body[:300]!r}")
+                found.failures.append(f"{route.method} {route.path}: no answer to {body[:300]!r}")
         took_s = time.monotonic() - began
         found.statuses[status] += 1
         found.worst_s = max(found.worst_s, took_s)
         if status == 500 or took_s > ANSWER_S_MAX or (status == 0 and len(body) < 1 << 16):
-            found.wrong.append(f"{door.method} {door.path}: {status} after {took_s:.1f} s, {told[:300]!r}: {body[:1_000]!r}")
-        elif status < 300 and door.path not in LENIENT and door.media != MEDIA_TYPE and not _means_one_thing(body):
-            found.wrong.append(f"{door.method} {door.path}: {status} for {body[:1_000]!r}")
+            found.failures.append(
+                f"{route.method} {route.path}: {status} after {took_s:.1f} s, {summary[:300]!r}: {body[:1_000]!r}"
+            )
+        elif status < 300 and route.path not in LENIENT and route.media != MEDIA_TYPE and not _is_unambiguous(body):
+            found.failures.append(f"{route.method} {route.path}: {status} for {body[:1_000]!r}")
 
-    def _asked(self, door: Door, body: bytes) -> tuple[int, bytes]:
+    def _asked(self, route: Route, body: bytes) -> tuple[int, bytes]:
         if self._connection is None:
-            self._connection = self._stage.server.connect()
+            self._connection = self._target.server.connect()
         connection = self._connection
-        headers = {"Authorization": f"Bearer {self._tokens[door.who]}", "Content-Type": door.media}
-        connection.request(door.method, door.path, body, headers)
+        headers = {"Authorization": f"Bearer {self._tokens[route.role]}", "Content-Type": route.media}
+        connection.request(route.method, route.path, body, headers)
         reply = connection.getresponse()
-        endless = reply.status == 200 and (door.path == FOLLOW or door.media == MEDIA_TYPE)
-        told = b"" if endless else reply.read()
+        endless = reply.status == 200 and (route.path == FOLLOW or route.media == MEDIA_TYPE)
+        summary = b"" if endless else reply.read()
         if endless:
             reply.close()
         if endless or reply.getheader("connection") == "close":
             self.close()
-        return reply.status, told
+        return reply.status, summary
 
 
-def _means_one_thing(body: bytes) -> bool:
-    """Is it JSON, one value or one a line, without a key twice?"""
+def _is_unambiguous(body: bytes) -> bool:
+    """Whether it is JSON, one value or one a line, without a repeated key."""
     try:
         for piece in _values(body):
             json.loads(piece, object_pairs_hook=_once)
@@ -209,21 +213,21 @@ def _values(body: bytes) -> Iterator[str]:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a repeated key")
     return dict(pairs)
 
 
-def fuzz(stage: Stage, bodies: int, seed: int) -> dict[str, Any]:
-    before = stage.rss_mib()
-    fuzzer = Fuzzer(stage, seed)
+def fuzz(target: AttackedServer, bodies: int, seed: int) -> dict[str, Any]:
+    before = target.rss_mib()
+    fuzzer = Fuzzer(target, seed)
     found = fuzzer.run(bodies)
     fuzzer.close()
-    grown = stage.rss_mib() - before
+    grown = target.rss_mib() - before
     if grown > GROWTH_MIB_MAX:
-        found.wrong.append(f"it grew by {grown:.0f} MiB")
-    if stage.server.ask("GET", "/readyz").status != 200:
-        found.wrong.append("it is not ready any more")
-    return found.told(grown, seed)
+        found.failures.append(f"it grew by {grown:.0f} MiB")
+    if target.server.ask("GET", "/readyz").status != 200:
+        found.failures.append("the server is not ready")
+    return found.summary(grown, seed)
 
 
 def main() -> int:
@@ -232,11 +236,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="remit-fuzz-") as scratch:
-        stage = Stage(Path(scratch) / "data")
+        target = AttackedServer(Path(scratch) / "data")
         try:
-            found = fuzz(stage, options.bodies, options.seed)
+            found = fuzz(target, options.bodies, options.seed)
         finally:
-            stage.server.process.kill()
+            target.server.process.kill()
     print(json.dumps(found))
     return int(found["violations"] > 0)
 

@@ -1,10 +1,9 @@
-"""Does anything that decodes what others say trip over it? Every decoder is given bad bytes; only refusals may come out.
+"""Fuzzes every decoder of outside input; only documented refusals may be raised.
 
-    python -m tests.integration.attacks.fuzz_decoders --seconds 60 --seed 7
+python -m tests.integration.attacks.fuzz_decoders --seconds 60 --seed 7
 
-Where atheris is installed (`make soak` does so) it looks for new ways through the code (coverage-guided); else the bytes are
-changed without a guide.
-The last line of output is JSON. No test is in here.
+With atheris (installed by `make soak`) inputs are guided by coverage, otherwise mutated at random. The last line of output is
+JSON. Contains no tests.
 """
 
 from __future__ import annotations
@@ -44,26 +43,26 @@ from remit.world.net.frames import FrameError, read_frame
 from tests.integration.attacks.mutations import mutated
 
 REFUSALS: Final = (msgspec.DecodeError, ValueError, RecursionError)
-"""What a decoder of messages may raise: whoever calls one expects these."""
+"""Exceptions that a decoder of messages may raise; callers expect these."""
 BYTES_MAX: Final = 1 << 16
 PER_DECODER_S: Final = 2.0
 
 Decodes = Callable[[bytes], object]
 
 
-def _heard(data: bytes) -> object:
-    """Parts of a session, in pieces of any size."""
-    ear, at = exec_frames.ExecFrameReader(), 0
+def _decode_session(data: bytes) -> object:
+    """Frames of a session, in pieces of any size."""
+    reader, at = exec_frames.ExecFrameReader(), 0
     while at < len(data):
         step = 1 + data[at] % 64
-        for part in ear.feed(data[at : at + step]):
+        for part in reader.feed(data[at : at + step]):
             if part.type == exec_frames.ExecFrameType.START:
                 exec_frames.decode_start(part.body)
         at += step
-    return ear
+    return reader
 
 
-def _framed(data: bytes) -> object:
+def _decode_frames(data: bytes) -> object:
     async def frames() -> None:
         reader = asyncio.StreamReader()
         reader.feed_data(data)
@@ -78,8 +77,8 @@ def _framed(data: bytes) -> object:
     return None
 
 
-def _judged(data: bytes) -> object:
-    """As a body is judged: whatever is wrong with it, the asker is told."""
+def _validate_body(data: bytes) -> object:
+    """Validate as a request body: every error must be reported to the client."""
     try:
         return bodies.validate_manifests(data)
     except ApiProblem as failure:
@@ -87,12 +86,12 @@ def _judged(data: bytes) -> object:
         return failure
 
 
-def _journalled(data: bytes) -> object:
-    """A journal that was damaged: what cannot be read was not relied on, and nothing is raised."""
+def _decode_journal(data: bytes) -> object:
+    """A damaged journal: unreadable lines were not relied on, and nothing is raised."""
     return [journal._decode_line(line) for line in data.split(b"\n")]
 
 
-def _refusing(decoder: Decodes) -> Decodes:
+def _returning_refusals(decoder: Decodes) -> Decodes:
     def decoded(data: bytes) -> object:
         try:
             return decoder(data)
@@ -105,22 +104,22 @@ def _refusing(decoder: Decodes) -> Decodes:
 DECODERS: Final[dict[str, Decodes]] = {
     "manifest, YAML": lambda data: read(data, "a.yaml"),
     "manifest, JSON": lambda data: read(data, "a.json"),
-    "body": _judged,
-    "call": _refusing(component_rpc._call_decoder.decode),
-    "stream": _refusing(component_rpc._stream_decoder.decode),
-    "reply": _refusing(rpc._reply_decoder.decode),
-    "operation": _refusing(decode_operation),
-    "object": _refusing(decode),
-    "orders": _refusing(decode_assignments),
-    "material": _refusing(agent_messages.decode_material),
-    "page of rows": _refusing(remote_store._page_decoder.decode),
-    "event of rows": _refusing(remote_store._event_decoder.decode),
-    "word to a keeper": _refusing(protocol._message_decoder.decode),
-    "answer of a keeper": _refusing(protocol._reply_decoder.decode),
-    "table of a keeper": _refusing(protocol._table_decoder.decode),
-    "journal": _journalled,
-    "session": _refusing(_heard),
-    "frames": _framed,
+    "body": _validate_body,
+    "call": _returning_refusals(component_rpc._call_decoder.decode),
+    "stream": _returning_refusals(component_rpc._stream_decoder.decode),
+    "reply": _returning_refusals(rpc._reply_decoder.decode),
+    "operation": _returning_refusals(decode_operation),
+    "object": _returning_refusals(decode),
+    "orders": _returning_refusals(decode_assignments),
+    "material": _returning_refusals(agent_messages.decode_material),
+    "page of rows": _returning_refusals(remote_store._page_decoder.decode),
+    "event of rows": _returning_refusals(remote_store._event_decoder.decode),
+    "message to keeper": _returning_refusals(protocol._message_decoder.decode),
+    "reply of keeper": _returning_refusals(protocol._reply_decoder.decode),
+    "process table of keeper": _returning_refusals(protocol._table_decoder.decode),
+    "journal": _decode_journal,
+    "session": _returning_refusals(_decode_session),
+    "frames": _decode_frames,
 }
 _ACTOR: Final = Actor("m", Role.AGENT, "agent/n1", 3)
 _encode = msgspec.json.Encoder(enc_hook=enc_hook).encode
@@ -128,7 +127,7 @@ _OPERATION: Final = Operation(OperationID("i.1.n"), _ACTOR, Acquire("agent/n1", 
 
 
 def seeds() -> list[bytes]:
-    """What is good: of every sort."""
+    """Valid inputs of every kind."""
     good = [json.dumps(one).encode() for one in EXAMPLE_MANIFESTS.values()]
     good += [
         b"apiVersion: remit/v1\nkind: Tenant\nmetadata: {name: a}\nspec: {weight: 2}\n---\n- &a [x, *a]\n",
@@ -161,31 +160,31 @@ def seeds() -> list[bytes]:
     return [*good, struct.pack(">IBQ", 3, 1, 7) + b"abc"]
 
 
-def tried(data: bytes) -> str:
-    """What tripped over it; empty if nothing did."""
+def failure_of(data: bytes) -> str:
+    """The failing decoder and its error; empty if none failed."""
     for name, decodes in DECODERS.items():
         began = time.process_time()
         try:
             decodes(data)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what was looked for
+        except Exception as error:  # noqa: BLE001 - any other exception is a finding
             return f"{name}: {error!r}"
         if (took_s := time.process_time() - began) > PER_DECODER_S:
-            return f"{name}: it took {took_s:.1f} s"
+            return f"{name}: took {took_s:.1f} s"
     return ""
 
 
 def unguided(seconds: float, seed: int) -> dict[str, Any]:
-    chance, good, inputs, until = random.Random(seed), seeds(), 0, time.monotonic() + seconds
+    rng, valid, inputs, until = random.Random(seed), seeds(), 0, time.monotonic() + seconds
     while time.monotonic() < until:
-        data = mutated(chance, chance.choice(good), good)[:BYTES_MAX]
+        data = mutated(rng, rng.choice(valid), valid)[:BYTES_MAX]
         inputs += 1
-        if wrong := tried(data):
+        if wrong := failure_of(data):
             return {"inputs": inputs, "violations": 1, "wrong": wrong, "data": repr(data[:2_000])}
     return {"inputs": inputs, "violations": 0}
 
 
 def guided(seconds: float, seed: int) -> dict[str, Any]:
-    """In a process of its own: atheris ends the one that it runs in."""
+    """In a separate process, because atheris ends the one in which it runs."""
     with tempfile.TemporaryDirectory(prefix="remit-fuzz-") as scratch:
         corpus = Path(scratch) / "corpus"
         corpus.mkdir()
@@ -231,7 +230,7 @@ def inside(argv: list[str]) -> None:
                 setattr(module, key, atheris.instrument_func(value))
 
     def one(data: bytes) -> None:
-        if wrong := tried(data):
+        if wrong := failure_of(data):
             raise RuntimeError(wrong)
 
     atheris.Setup([sys.argv[0], *argv], one)

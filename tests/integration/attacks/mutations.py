@@ -1,6 +1,6 @@
-"""How is something good made bad? Bytes turned, cut and doubled; numbers, depths, keys and letters that nobody expects.
+"""Mutations of valid inputs: changed, cut and repeated bytes, and unexpected numbers, depths, keys and characters.
 
-All of it follows from the lots that are given, so a seed is a run. No test is in here.
+All of it is drawn from the given random generator, so a seed determines a run. Contains no tests.
 """
 
 from __future__ import annotations
@@ -34,79 +34,80 @@ RAW: Final = (
 MARK: Final = "\ue000here\ue000"
 
 
-def mutated(chance: random.Random, body: bytes, others: list[bytes]) -> bytes:
-    """One to three changes, of what it says or of its bytes."""
-    for _ in range(chance.randint(1, 3)):
-        body = chance.choice(_WAYS)(chance, body, others)
+def mutated(rng: random.Random, body: bytes, others: list[bytes]) -> bytes:
+    """Apply one to three mutations, of values or of bytes."""
+    for _ in range(rng.randint(1, 3)):
+        body = rng.choice(_MUTATIONS)(rng, body, others)
     return body[: 1 << 20]
 
 
-def _turned(chance: random.Random, body: bytes, others: list[bytes]) -> bytes:
+def _change_bytes(rng: random.Random, body: bytes, others: list[bytes]) -> bytes:
     found = bytearray(body or b"\0")
-    for _ in range(chance.randint(1, 8)):
-        found[chance.randrange(len(found))] = chance.randrange(256)
+    for _ in range(rng.randint(1, 8)):
+        found[rng.randrange(len(found))] = rng.randrange(256)
     return bytes(found)
 
 
-def _cut(chance: random.Random, body: bytes, others: list[bytes]) -> bytes:
-    return body[: chance.randint(0, len(body))]
+def _truncate(rng: random.Random, body: bytes, others: list[bytes]) -> bytes:
+    return body[: rng.randint(0, len(body))]
 
 
-def _doubled(chance: random.Random, body: bytes, others: list[bytes]) -> bytes:
-    first, last = sorted(chance.randint(0, len(body)) for _ in range(2))
-    return body[:last] + body[first:last] * chance.choice((1, 2, 50)) + body[last:]
+def _repeat(rng: random.Random, body: bytes, others: list[bytes]) -> bytes:
+    first, last = sorted(rng.randint(0, len(body)) for _ in range(2))
+    return body[:last] + body[first:last] * rng.choice((1, 2, 50)) + body[last:]
 
 
-def _left_out(chance: random.Random, body: bytes, others: list[bytes]) -> bytes:
-    first, last = sorted(chance.randint(0, len(body)) for _ in range(2))
+def _remove(rng: random.Random, body: bytes, others: list[bytes]) -> bytes:
+    first, last = sorted(rng.randint(0, len(body)) for _ in range(2))
     return body[:first] + body[min(last, first + 40) :]
 
 
-def _spliced(chance: random.Random, body: bytes, others: list[bytes]) -> bytes:
-    other = chance.choice(others)
-    return body[: chance.randint(0, len(body))] + other[chance.randint(0, len(other)) :]
+def _splice(rng: random.Random, body: bytes, others: list[bytes]) -> bytes:
+    other = rng.choice(others)
+    return body[: rng.randint(0, len(body))] + other[rng.randint(0, len(other)) :]
 
 
-def _deep(chance: random.Random, body: bytes, others: list[bytes]) -> bytes:
-    depth = chance.choice((63, 64, 65, 1_000, 50_000))
-    return b"[" * depth + body + b"]" * depth if chance.random() < 0.5 else b'{"a":' * depth + body + b"}" * depth
+def _nest(rng: random.Random, body: bytes, others: list[bytes]) -> bytes:
+    depth = rng.choice((63, 64, 65, 1_000, 50_000))
+    return b"[" * depth + body + b"]" * depth if rng.random() < 0.5 else b'{"a":' * depth + body + b"}" * depth
 
 
-def _twice(chance: random.Random, body: bytes, others: list[bytes]) -> bytes:
-    """A key of its own once more, at the beginning of some object."""
+def _repeat_key(rng: random.Random, body: bytes, others: list[bytes]) -> bytes:
+    """Repeat a key of some object."""
     places = [at for at, sign in enumerate(body) if sign == ord("{")]
     if not places:
         return body
-    at = chance.choice(places) + 1
+    at = rng.choice(places) + 1
     end = body.find(b":", at)
     return body[:at] + body[at : end + 1] + b"0," + body[at:] if end > 0 else body
 
 
-def _said(chance: random.Random, body: bytes, others: list[bytes]) -> bytes:
-    """Another value at one place, or another name for it; or one that no JSON has."""
+def _replace_value(rng: random.Random, body: bytes, others: list[bytes]) -> bytes:
+    """Replace one value or one key, or insert text that is not JSON."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
-        return _turned(chance, body, others)
-    raw = chance.random() < 0.2
-    replaced = _replaced(chance, value, MARK if raw else chance.choice(NASTY))
-    text = json.dumps(replaced, ensure_ascii=chance.random() < 0.5).encode("utf-8", "surrogatepass")
-    return text.replace(json.dumps(MARK).encode(), chance.choice(RAW)).replace(f'"{MARK}"'.encode(), chance.choice(RAW))
+        return _change_bytes(rng, body, others)
+    raw = rng.random() < 0.2
+    replaced = _with_replacement(rng, value, MARK if raw else rng.choice(NASTY))
+    text = json.dumps(replaced, ensure_ascii=rng.random() < 0.5).encode("utf-8", "surrogatepass")
+    return text.replace(json.dumps(MARK).encode(), rng.choice(RAW)).replace(f'"{MARK}"'.encode(), rng.choice(RAW))
 
 
-def _replaced(chance: random.Random, value: Any, new: Any) -> Any:
-    if isinstance(value, dict) and value and chance.random() < 0.9:
-        name = chance.choice(sorted(value))
-        if chance.random() < 0.1:
+def _with_replacement(rng: random.Random, value: Any, new: Any) -> Any:
+    if isinstance(value, dict) and value and rng.random() < 0.9:
+        name = rng.choice(sorted(value))
+        if rng.random() < 0.1:
             other = {key: one for key, one in value.items() if key != name}
-            return other if chance.random() < 0.5 else {**other, f"{name}{chance.choice(('s', 'X', ''))}x": value[name]}
-        return {**value, name: _replaced(chance, value[name], new)}
-    if isinstance(value, list) and value and chance.random() < 0.9:
-        at = chance.randrange(len(value))
-        return [*value[:at], _replaced(chance, value[at], new), *value[at + 1 :]]
+            return other if rng.random() < 0.5 else {**other, f"{name}{rng.choice(('s', 'X', ''))}x": value[name]}
+        return {**value, name: _with_replacement(rng, value[name], new)}
+    if isinstance(value, list) and value and rng.random() < 0.9:
+        at = rng.randrange(len(value))
+        return [*value[:at], _with_replacement(rng, value[at], new), *value[at + 1 :]]
     return new
 
 
-_WAYS: Final[tuple[Callable[[random.Random, bytes, list[bytes]], bytes], ...]] = (
-    _turned, _cut, _doubled, _left_out, _spliced, _deep, _twice, _said, _said, _said, _said, _said,
+_MUTATIONS: Final[tuple[Callable[[random.Random, bytes, list[bytes]], bytes], ...]] = (
+    _change_bytes, _truncate, _repeat, _remove, _splice, _nest, _repeat_key,
+    _replace_value, _replace_value, _replace_value, _replace_value, _replace_value,
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Who is let in, and whom does a node speak for? Rows A01 to A14 of docs/faults.md, over a real server. No test is in here."""
+"""Attacks on authentication and identity: rows A01 to A14 of docs/faults.md, over a real server. Contains no tests."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from remit.model.claims import Acquire, Actor, Apply, Delete, Move, Role, Vacate
 from remit.model.kinds import Node, Taint
 from remit.model.wire.agent_messages import AssignmentsRequest, NodeHeartbeat, NodeState, SecretMaterialRequest
 from remit.model.wire.exec_frames import MEDIA_TYPE, ExecFrameType, ExecStart, encode_frame
-from tests.integration.attacks.attack_server import LEASE, WITHIN_S, Intruder, Refusal, attack
+from tests.integration.attacks.attack_server import LEASE, WITHIN_S, Attacker, Outcome, attack
 from tests.unit.serve.in_memory_server import node, tenant
 
 REPLICA = "/v1/tenants/acme/replicas/web-0"
 STATUS = EndpointCall()
 
 
-def unsigned(**said: str) -> str:
-    """What other systems take for a token, signed by nobody."""
-    head, body = (base64.urlsafe_b64encode(json.dumps(one).encode()).decode() for one in ({"alg": "none"}, said))
+def unsigned(**log_lines: str) -> str:
+    """A JWT with `alg: none`, which other systems accept."""
+    head, body = (base64.urlsafe_b64encode(json.dumps(one).encode()).decode() for one in ({"alg": "none"}, log_lines))
     return f"{head.rstrip('=')}.{body.rstrip('=')}."
 
 
 @attack(401, "unauthenticated")
-def no_token(by: Intruder) -> list[Refusal]:
-    """A01: without a token, at every sort of path."""
+def missing_token(by: Attacker) -> list[Outcome]:
+    """A01: no token, on every kind of path."""
     paths = (
         "/v1/tenants",
         "/v1/nothing",
@@ -50,72 +50,81 @@ def no_token(by: Intruder) -> list[Refusal]:
 
 
 @attack(401, "unauthenticated")
-def a_token_that_ran_out(by: Intruder) -> Refusal:
-    """A01: a token whose time is over."""
+def expired_token(by: Attacker) -> Outcome:
+    """A01: an expired token."""
     text = "remit_" + "o" * 40
     from remit.model.identity import token_digest
 
     spec = {"role": "admin", "digest": token_digest(text), "expires": "2001-01-01T00:00:00Z", "subject": "old"}
     made = {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": by.name}, "spec": spec}
-    by.stage.admin("POST", "/v1/tokens", made)
+    by.target.admin("POST", "/v1/tokens", made)
     return by.get("/v1/tenants", text)
 
 
 @attack(401, "unauthenticated")
-def tokens_of_nobody(by: Intruder) -> list[Refusal]:
-    """A01: unsigned, signed by a foreign key, cut short, far too long, or in another scheme."""
-    mine = by.stage.server.token
+def invalid_tokens(by: Attacker) -> list[Outcome]:
+    """A01: unsigned, signed by a foreign key, cut short, far too long, or with another scheme."""
+    token = by.target.server.token
     texts = [
         "",
         " ",
         unsigned(role="admin", sub="admin"),
         f"remit_{'z' * 40}",
-        mine[:-1],
-        mine + "x",
-        mine.upper(),
+        token[:-1],
+        token + "x",
+        token.upper(),
         "a" * 9_000,
     ]
-    schemes = [f"Basic {mine}", mine, f"Bearer, {mine}", f"Bearer {mine} {mine}"]
+    schemes = [f"Basic {token}", token, f"Bearer, {token}", f"Bearer {token} {token}"]
     refused = [by.get("/v1/tenants", text) for text in texts]
     return refused + [by.get("/v1/tenants", Authorization=one) for one in schemes]
 
 
 @attack(401, "unauthenticated")
-def an_agents_token_at_peoples_door(by: Intruder) -> list[Refusal]:
-    """A02: a token for another audience, both ways round."""
+def token_for_other_audience(by: Attacker) -> list[Outcome]:
+    """A02: component tokens on user routes, and user tokens on component routes."""
     found = []
     for role, spec in (("agent", {"nodes": ["n9"]}), ("scheduler", {}), ("controllers", {}), ("join", {"nodes": ["n9"]})):
         text = by.token(role, **spec)
         found += [by.get("/v1/workloads", text), by.ask("POST", "/v1/tenants", tenant("mine"), text), by.get("/v1/audit", text)]
-    found += [by.door(by.member(), STATUS), by.door(by.stage.server.token, STATUS)]
-    return [*found, by.door(by.token("agent", nodes=["n9"]), {"operations": []}, "/v1/claims")]
+    found += [by.component_request(by.member(), STATUS), by.component_request(by.target.server.token, STATUS)]
+    return [*found, by.component_request(by.token("agent", nodes=["n9"]), {"operations": []}, "/v1/claims")]
 
 
 @attack(401, "unauthenticated", within_s=WITHIN_S)
-def the_token_of_what_was_deleted(by: Intruder) -> list[Refusal]:
-    """A03: of a node, and of a tenant, that are gone; and one that was revoked. Replicas have no tokens here."""
+def token_of_deleted_owner(by: Attacker) -> list[Outcome]:
+    """A03: a token of a deleted node, of a deleted tenant, and a revoked one. Replicas have no tokens."""
     name, hers, _ = by.agent()
-    by.stage.admin("DELETE", f"/v1/nodes/{name}")
+    by.target.admin("DELETE", f"/v1/nodes/{name}")
     home = f"t-{by.name}"
-    by.stage.admin("POST", "/v1/tenants", tenant(home))
+    by.target.admin("POST", "/v1/tenants", tenant(home))
     his = by.member(home)
-    by.stage.admin("DELETE", f"/v1/tenants/{home}")
+    by.target.admin("DELETE", f"/v1/tenants/{home}")
     gone = by.token("viewer")
     patch = {"spec": {"revoked": True}}
-    told = by.stage.server.ask(
+    reply = by.target.server.ask(
         "PATCH", f"/v1/tokens/{by.tokens[-1]}", patch, **{"Content-Type": "application/merge-patch+json"}
     )
-    assert told.status == 200, told
-    by.stage.until(lambda: by.door(hers, STATUS).status == 401, WITHIN_S)
-    by.stage.until(lambda: by.get("/v1/workloads", his).status == 401, WITHIN_S)
-    by.stage.until(lambda: by.get("/v1/workloads", gone).status == 401, WITHIN_S)
-    return [by.door(hers, STATUS), by.get("/v1/workloads", his), by.get("/v1/workloads", gone)]
+    assert reply.status == 200, reply
+    by.target.until(lambda: by.component_request(hers, STATUS).status == 401, WITHIN_S)
+    by.target.until(lambda: by.get("/v1/workloads", his).status == 401, WITHIN_S)
+    by.target.until(lambda: by.get("/v1/workloads", gone).status == 401, WITHIN_S)
+    return [by.component_request(hers, STATUS), by.get("/v1/workloads", his), by.get("/v1/workloads", gone)]
 
 
-@attack(0, noted=())
-def listening_to_everybody_in_the_clear(by: Intruder) -> None:
-    """A06: beyond loopback without TLS. There is no server to write it down: the process says why, and ends."""
-    argv = [sys.executable, "-m", "remit.cli", "server", "--data", str(by.stage.server.data / by.name), "--listen", "0.0.0.0:0"]
+@attack(0, audited=())
+def listen_without_tls_beyond_loopback(by: Attacker) -> None:
+    """A06: beyond loopback without TLS. There is no server that could record it: the process reports the reason and exits."""
+    argv = [
+        sys.executable,
+        "-m",
+        "remit.cli",
+        "server",
+        "--data",
+        str(by.target.server.data / by.name),
+        "--listen",
+        "0.0.0.0:0",
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1, done
     assert "--tls" in done.stderr
@@ -123,48 +132,52 @@ def listening_to_everybody_in_the_clear(by: Intruder) -> None:
 
 
 @attack(403, "not_owner")
-def a_node_writes_about_another(by: Intruder) -> list[Refusal]:
-    """A07: the lease, the beat, the object, the orders of another node; and the roles and rows of others."""
+def agent_writes_about_other_node(by: Attacker) -> list[Outcome]:
+    """A07: lease, heartbeat, object and assignments of another node; and roles and rows of other components."""
     name, text, me = by.agent()
-    as_other = replace(by.stage.actors["n2"], name=me.name)
+    as_other = replace(by.target.actors["n2"], name=me.name)
     other = Node(metadata=_meta("n2"), spec=_spec(by, "n2"))
     claims = (Acquire("agent/n2", LEASE), Vacate("agent/n2"), Apply(other), Delete("Node", "n2"), Acquire("scheduler", LEASE))
     found = [by.claim(text, me, claim) for claim in claims]
     found += [by.claim(text, as_other, Apply(other)), by.claim(text, Actor("x", Role.SCHEDULER), Acquire("scheduler", LEASE))]
     found += [
         by.claim(text, Actor("x", Role.OPERATOR), Apply(other)),
-        by.door(text, EndpointCall(beats=(NodeHeartbeat(me, NodeState("n2")),))),
+        by.component_request(text, EndpointCall(beats=(NodeHeartbeat(me, NodeState("n2")),))),
     ]
     found += [
-        by.door(text, EndpointCall(beats=(NodeHeartbeat(as_other, NodeState(name)),))),
-        by.door(text, EndpointCall(renew=as_other)),
+        by.component_request(text, EndpointCall(beats=(NodeHeartbeat(as_other, NodeState(name)),))),
+        by.component_request(text, EndpointCall(renew=as_other)),
     ]
     found += [
-        by.door(text, RangeRequest("secret/")),
-        by.door(text, EndpointCall(heard=True)),
-        by.door(text, EndpointCall(states=("n2",))),
+        by.component_request(text, RangeRequest("secret/")),
+        by.component_request(text, EndpointCall(heard=True)),
+        by.component_request(text, EndpointCall(states=("n2",))),
     ]
-    return [*found, by.door(text, AssignmentsRequest(("n2",)), "/v1/follow"), by.door(text, WatchRequest(""), "/v1/follow")]
+    return [
+        *found,
+        by.component_request(text, AssignmentsRequest(("n2",)), "/v1/follow"),
+        by.component_request(text, WatchRequest(""), "/v1/follow"),
+    ]
 
 
 @attack(403, "not_owner")
-def a_secret_of_what_is_not_bound_here(by: Intruder) -> list[Refusal]:
-    """A08: another node's replica, another attempt, a guess at the secret itself; and as somebody else."""
+def secret_of_replica_bound_elsewhere(by: Attacker) -> list[Outcome]:
+    """A08: another node's replica, another attempt, a guessed secret key; and as another actor."""
     _, text, me = by.agent()
-    wanted = SecretMaterialRequest(me, "replica/acme/web-0", by.stage.uid, 1)
+    request = SecretMaterialRequest(me, "replica/acme/web-0", by.target.uid, 1)
     tries = [
-        wanted,
-        replace(wanted, attempt=2),
-        replace(wanted, key="secret/acme/db"),
-        replace(wanted, key="replica/bolt/web-0"),
+        request,
+        replace(request, attempt=2),
+        replace(request, key="secret/acme/db"),
+        replace(request, key="replica/bolt/web-0"),
     ]
-    tries += [replace(wanted, actor=by.stage.actors["n2"]), replace(wanted, actor=replace(me, lease="agent/n2"))]
-    return [by.door(text, one) for one in tries]
+    tries += [replace(request, actor=by.target.actors["n2"]), replace(request, actor=replace(me, lease="agent/n2"))]
+    return [by.component_request(text, one) for one in tries]
 
 
 @attack(403)
-def a_node_marks_itself(by: Intruder) -> list[Refusal]:
-    """A09: its own reserved labels, taints, owners; its labels and its place, which are people's."""
+def node_changes_own_reserved_fields(by: Attacker) -> list[Outcome]:
+    """A09: its own reserved labels, taints and owners; its labels and region, which operators set."""
     name, text, me = by.agent()
     spec, meta = _spec(by, name), _meta(name)
     owner = {"kind": "Tenant", "name": "bolt"}
@@ -180,11 +193,11 @@ def a_node_marks_itself(by: Intruder) -> list[Refusal]:
 
 
 @attack(422, "invalid")
-def a_capacity_that_cannot_be(by: Intruder) -> list[Refusal]:
-    """A10: negative, and more than a node of its pool has."""
+def impossible_node_capacity(by: Attacker) -> list[Outcome]:
+    """A10: negative, and more than its node pool allows."""
     pool = {"capacity": {"cpu": "8", "memory": "32Gi"}, "region": "eu", "zones": ["eu-a"], "max": 3}
     made = {"apiVersion": "remit/v1", "kind": "NodePool", "metadata": {"name": f"p-{by.name}"}, "spec": pool}
-    by.stage.admin("POST", "/v1/nodepools", made)
+    by.target.admin("POST", "/v1/nodepools", made)
     name, text, me = by.agent(declared=False)
     found = []
     for cpu, memory in (
@@ -197,15 +210,15 @@ def a_capacity_that_cannot_be(by: Intruder) -> list[Refusal]:
         ("NaN", "1Gi"),
     ):
         lied = node(name, pool=f"p-{by.name}", capacity={"cpu": cpu, "memory": memory})
-        found.append(by.claim_as_written(text, me, {"do": "apply", "thing": lied}))
-    assert by.stage.server.ask("GET", f"/v1/nodes/{name}").status == 404
+        found.append(by.raw_claim(text, me, {"do": "apply", "thing": lied}))
+    assert by.target.server.ask("GET", f"/v1/nodes/{name}").status == 404
     return found
 
 
 @attack(409)
-def a_word_about_an_attempt_that_it_never_held(by: Intruder) -> list[Refusal]:
-    """A11: of its own node's replica, in another attempt; the report of the holder itself, twice over."""
-    text, me, at = by.stage.tokens["host2"], by.stage.actors["n2"], by.stage.at(REPLICA)
+def transition_of_attempt_never_held(by: Attacker) -> list[Outcome]:
+    """A11: of its own node's replica, in another attempt; a repeated report of the holder itself."""
+    text, me, at = by.target.tokens["host2"], by.target.actors["n2"], by.target.at(REPLICA)
     by.tokens.append("host2")
     moves = [Move("replica/acme/web-0", at, "start", attempt=attempt) for attempt in (2, 7)]
     moves += [
@@ -216,31 +229,31 @@ def a_word_about_an_attempt_that_it_never_held(by: Intruder) -> list[Refusal]:
 
 
 @attack(403, "not_owner")
-def a_word_about_what_runs_elsewhere(by: Intruder) -> Refusal:
-    """A07: a word about what runs on another node, in the attempt that it is in. Whose it is comes before when."""
+def transition_of_replica_on_other_node(by: Attacker) -> Outcome:
+    """A07: a transition of a replica on another node, in its current attempt. Ownership is checked before freshness."""
     _, text, me = by.agent()
-    return by.claim(text, me, Move("replica/acme/web-0", by.stage.at(REPLICA), "start", attempt=1))
+    return by.claim(text, me, Move("replica/acme/web-0", by.target.at(REPLICA), "start", attempt=1))
 
 
 @attack(502, "unavailable")
-def an_agent_that_sends_the_server_elsewhere(by: Intruder) -> list[Refusal]:
-    """A13: its answer to logs and exec is a redirect, which is not followed."""
-    with hostile(by) as (trap, mine):
+def agent_redirects_server(by: Attacker) -> list[Outcome]:
+    """A13: its answer to logs and exec is a redirect, which must not be followed."""
+    with hostile_agent(by) as (trap, token):
         begin = encode_frame(ExecFrameType.START, ExecStart(("id",)))
-        found = [by.get(f"{REPLICA}/logs", mine), by.ask("POST", f"{REPLICA}/exec", begin, mine, Content_Type=MEDIA_TYPE)]
+        found = [by.get(f"{REPLICA}/logs", token), by.ask("POST", f"{REPLICA}/exec", begin, token, Content_Type=MEDIA_TYPE)]
         trap.setblocking(False)
         with suppress(BlockingIOError):
             trap.accept()
-            raise AssertionError("it was followed")
+            raise AssertionError("the redirect was followed")
     return found
 
 
 @attack(409, "stale_epoch")
-def a_write_at_an_old_epoch(by: Intruder) -> list[Refusal]:
-    """A14: the one who held the lease before."""
+def write_at_old_epoch(by: Attacker) -> list[Outcome]:
+    """A14: a write by the previous holder of the lease."""
     name, text, before = by.agent()
-    by.stage.claim(text, before, Vacate(f"agent/{name}"))
-    now = by.stage.lease(text, Role.AGENT, f"agent/{name}")
+    by.target.claim(text, before, Vacate(f"agent/{name}"))
+    now = by.target.lease(text, Role.AGENT, f"agent/{name}")
     assert now.epoch > before.epoch
     return [
         by.claim(text, before, Apply(Node(metadata=_meta(name), spec=_spec(by, name)))),
@@ -249,12 +262,12 @@ def a_write_at_an_old_epoch(by: Intruder) -> list[Refusal]:
 
 
 @contextmanager
-def hostile(by: Intruder) -> Iterator[tuple[socket.socket, str]]:
-    """Something at n2's port that answers each connection with a redirect to a trap; and a token of acme's member."""
-    mine = by.member()
+def hostile_agent(by: Attacker) -> Iterator[tuple[socket.socket, str]]:
+    """A listener at n2's port that answers each connection with a redirect to a trap; and a token of acme's member."""
+    token = by.member()
     with socket.create_server(("127.0.0.1", 0)) as trap, socket.create_server(("127.0.0.1", 0)) as answering:
         port, there = answering.getsockname()[1], trap.getsockname()[1]
-        words = f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{there}/\r\nContent-Length: 0\r\n\r\n".encode()
+        response = f"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{there}/\r\nContent-Length: 0\r\n\r\n".encode()
 
         def answer() -> None:
             with suppress(OSError):
@@ -262,30 +275,30 @@ def hostile(by: Intruder) -> Iterator[tuple[socket.socket, str]]:
                     connection, _ = answering.accept()
                     with connection:
                         connection.recv(10)
-                        connection.sendall(words)
+                        connection.sendall(response)
 
         threading.Thread(target=answer, daemon=True).start()
         patch, merge = {"spec": {"port": port}}, {"Content-Type": "application/merge-patch+json"}
-        assert by.stage.server.ask("PATCH", "/v1/nodes/n2", patch, **merge).status == 200
-        following = by.stage.server.connect()
+        assert by.target.server.ask("PATCH", "/v1/nodes/n2", patch, **merge).status == 200
+        following = by.target.server.connect()
         try:
-            told = by.stage.server.headers(Authorization=f"Bearer {by.stage.tokens['host2']}")
-            said = json.dumps({"type": "orders", "nodes": ["n2"], "callback": "c" * 32})
-            following.request("POST", "/v1/follow", said, told)
+            reply = by.target.server.headers(Authorization=f"Bearer {by.target.tokens['host2']}")
+            log_lines = json.dumps({"type": "orders", "nodes": ["n2"], "callback": "c" * 32})
+            following.request("POST", "/v1/follow", log_lines, reply)
             following.getresponse().readline()
-            _start_it(by)
-            yield trap, mine
+            _start_replica(by)
+            yield trap, token
         finally:
             following.close()
             answering.shutdown(socket.SHUT_RDWR)
 
 
-def _start_it(by: Intruder) -> None:
-    """Its replica is one that can be asked for output."""
-    phase = by.stage.admin("GET", REPLICA)["status"]["phase"]
+def _start_replica(by: Attacker) -> None:
+    """Make the replica one whose output can be requested."""
+    phase = by.target.admin("GET", REPLICA)["status"]["phase"]
     for step in {"bound": ("start", "run"), "starting": ("run",)}.get(phase, ()):
-        move = Move("replica/acme/web-0", by.stage.at(REPLICA), step, attempt=1)
-        by.stage.claim(by.stage.tokens["host2"], by.stage.actors["n2"], move)
+        move = Move("replica/acme/web-0", by.target.at(REPLICA), step, attempt=1)
+        by.target.claim(by.target.tokens["host2"], by.target.actors["n2"], move)
 
 
 def _read(manifest: dict[str, Any]) -> Node:
@@ -305,7 +318,7 @@ def _meta(name: str, **more: Any) -> Any:
     return msgspec.convert({"name": name, **more}, Metadata)
 
 
-def _spec(by: Intruder, name: str) -> Any:
-    """As it stands."""
-    seen = by.stage.admin("GET", f"/v1/nodes/{name}")
+def _spec(by: Attacker, name: str) -> Any:
+    """The node's spec as stored."""
+    seen = by.target.admin("GET", f"/v1/nodes/{name}")
     return _read({"apiVersion": "remit/v1", "kind": "Node", "metadata": {"name": name}, "spec": seen["spec"]}).spec

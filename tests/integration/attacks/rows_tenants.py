@@ -1,37 +1,37 @@
-"""Can one tenant reach another's, or what is reserved? Rows A15 to A21 of docs/faults.md. No test is in here."""
+"""Attacks across tenants and on reserved names: rows A15 to A21 of docs/faults.md. Contains no tests."""
 
 from __future__ import annotations
 
 import base64
 import json
 
-from tests.integration.attacks.attack_server import CANARY, Intruder, Refusal, attack
+from tests.integration.attacks.attack_server import CANARY, Attacker, Outcome, attack
 from tests.unit.serve.in_memory_server import node, secret, workload
 
-MINE, OTHERS = "/v1/tenants/acme/workloads", "/v1/tenants/bolt/workloads"
+MINE, OTHER = "/v1/tenants/acme/workloads", "/v1/tenants/bolt/workloads"
 MERGE = "application/merge-patch+json"
 
 
 @attack(404, "not_found")
-def anothers_object_by_its_name(by: Intruder) -> list[Refusal]:
-    """A15: every way to read or write one thing of the other tenant, and things that nobody has: nothing tells them apart."""
+def object_of_other_tenant(by: Attacker) -> list[Outcome]:
+    """A15: every way to read or write an object of the other tenant, and missing objects: the answers are indistinguishable."""
     text, found = by.member(), []
-    for path in (f"{OTHERS}/web", "/v1/tenants/bolt/secrets/db", "/v1/tenants/bolt/replicas/web-0", f"{OTHERS}/nobodys"):
+    for path in (f"{OTHER}/web", "/v1/tenants/bolt/secrets/db", "/v1/tenants/bolt/replicas/web-0", f"{OTHER}/nobodys"):
         found += [by.get(path, text), by.get(f"{path}?pretty=1", text)]
     below = ("/web/explain", "?watch=true", "?labelSelector=a", "")
-    found += [by.get(f"{OTHERS}{rest}", text) for rest in below]
-    found += [by.get(f"/v1/tenants/bolt/replicas/web-0/{what}", text) for what in ("logs", "explain")]
+    found += [by.get(f"{OTHER}{rest}", text) for rest in below]
+    found += [by.get(f"/v1/tenants/bolt/replicas/web-0/{description}", text) for description in ("logs", "explain")]
     found += [by.get("/v1/tenants/bolt", text), by.get("/v1/tenants/nobody", text)]
-    found += [by.ask("DELETE", f"{OTHERS}/web", None, text), by.ask("PUT", f"{OTHERS}/web", workload("web", "bolt"), text)]
-    found += [by.ask("PATCH", f"{OTHERS}/web", {"spec": {"replicas": 9}}, text, Content_Type=MERGE)]
-    found += [by.ask("POST", OTHERS, workload("x", "bolt"), text)]
-    assert by.stage.admin("GET", f"{OTHERS}/web")["spec"].get("replicas", 1) == 1
+    found += [by.ask("DELETE", f"{OTHER}/web", None, text), by.ask("PUT", f"{OTHER}/web", workload("web", "bolt"), text)]
+    found += [by.ask("PATCH", f"{OTHER}/web", {"spec": {"replicas": 9}}, text, Content_Type=MERGE)]
+    found += [by.ask("POST", OTHER, workload("x", "bolt"), text)]
+    assert by.target.admin("GET", f"{OTHER}/web")["spec"].get("replicas", 1) == 1
     return found
 
 
-@attack(200, noted=())
-def what_is_listed_for_all(by: Intruder) -> list[Refusal]:
-    """A15: a list of all tenants' has one's own alone. Nothing is refused, so nothing is written down."""
+@attack(200, audited=())
+def list_over_all_tenants(by: Attacker) -> list[Outcome]:
+    """A15: a list over all tenants contains only one's own. Nothing is refused, so nothing is audited."""
     text = by.member()
     found = [by.get(path, text) for path in ("/v1/workloads", "/v1/secrets", "/v1/replicas", "/v1/top/replicas")]
     assert all(b"bolt" not in one.body for one in found)
@@ -40,8 +40,8 @@ def what_is_listed_for_all(by: Intruder) -> list[Refusal]:
 
 
 @attack(422, "invalid")
-def a_body_of_another_tenant_than_the_path(by: Intruder) -> list[Refusal]:
-    """A16: the body says bolt, the path says acme; also with another name, another kind, and by a patch."""
+def body_with_other_tenant_than_path(by: Attacker) -> list[Outcome]:
+    """A16: the body names bolt, the path acme; also with another name, another kind, and by a patch."""
     text = by.member()
     found = [by.ask("POST", MINE, workload("x", "bolt"), text), by.ask("PUT", f"{MINE}/x", workload("x", "bolt"), text)]
     found += [by.ask("PUT", f"{MINE}/x", workload("y"), text), by.ask("POST", MINE, secret("x", a="b"), text)]
@@ -50,12 +50,12 @@ def a_body_of_another_tenant_than_the_path(by: Intruder) -> list[Refusal]:
 
 
 @attack(403, "not_owner")
-def anothers_page(by: Intruder) -> list[Refusal]:
-    """A17: a page of bolt's list, as acme's; and one that was made up, beyond one's own."""
+def continue_token_of_other_tenant(by: Attacker) -> list[Outcome]:
+    """A17: a continue token of bolt's list, used as acme; and forged ones beyond the own tenant."""
     for name in ("p1", "p2"):
-        by.stage.server.ask("PUT", f"{OTHERS}/{name}", workload(name, "bolt"))
-    page = by.stage.server.must("GET", f"{OTHERS}?limit=1")["metadata"]["continue"]
-    text, revision = by.member(), by.stage.admin("GET", "/v1/status")["revision"]
+        by.target.server.ask("PUT", f"{OTHER}/{name}", workload(name, "bolt"))
+    page = by.target.server.must("GET", f"{OTHER}?limit=1")["metadata"]["continue"]
+    text, revision = by.member(), by.target.admin("GET", "/v1/status")["revision"]
     made_up = [_page(revision, key) for key in ("workload/bolt/a", "secret/bolt/", "token/", "workload/acm", "node/n1")]
     found = [by.get(f"{path}?continue={one}", text) for one in (page, *made_up) for path in (MINE, "/v1/workloads")]
     assert all(b"bolt" not in one.body for one in found)
@@ -63,8 +63,8 @@ def anothers_page(by: Intruder) -> list[Refusal]:
 
 
 @attack(400, "malformed")
-def a_page_that_is_none(by: Intruder) -> list[Refusal]:
-    """A17: no page of any list: torn, of numbers that are none, or far too large."""
+def malformed_continue_token(by: Attacker) -> list[Outcome]:
+    """A17: tokens of no list: truncated, with invalid numbers, or far too large."""
     text = by.member()
     broken = ["x", "AAAA", "%00", _page(0, "workload/acme/a"), _page(-1, "workload/acme/a"), _page(1, ""), "a" * 10_000]
     broken += [_page(1 << 63, "workload/acme/a"), _page(10**40, "workload/acme/a"), _page(1 << 62, "workload/acme/a")]
@@ -76,7 +76,7 @@ def _page(revision: int, key: str) -> str:
 
 
 @attack(422, "invalid")
-def an_owner_in_another_tenant(by: Intruder) -> list[Refusal]:
+def owner_in_other_tenant(by: Attacker) -> list[Outcome]:
     """A18: owned by another tenant's workload, by that tenant, or by a node."""
     text = by.member()
     found = []
@@ -92,9 +92,9 @@ def an_owner_in_another_tenant(by: Intruder) -> list[Refusal]:
 
 
 @attack(403, "reserved")
-def what_is_reserved(by: Intruder) -> list[Refusal]:
-    """A19: labels, annotations, finalizers and priorities of Remit's own; by members, and by admins too."""
-    text, root = by.member(), by.stage.server.token
+def reserved_names(by: Attacker) -> list[Outcome]:
+    """A19: labels, annotations, finalizers and priorities reserved to Remit; by members and by admins."""
+    text, root = by.member(), by.target.server.token
     wrong = [workload(f"w{number}") for number in range(3)]
     for made, field, value in zip(
         wrong, ("labels", "annotations", "finalizers"), ({"remit/system": "yes"}, {"remit/x": "y"}, ["remit/hold"]), strict=True
@@ -108,11 +108,11 @@ def what_is_reserved(by: Intruder) -> list[Refusal]:
 
 
 @attack(403, "policy")
-def a_class_that_nobody_granted(by: Intruder) -> list[Refusal]:
-    """A19: a member makes its own work more urgent than others', in every way in which work is declared."""
+def priority_class_not_allowed(by: Attacker) -> list[Outcome]:
+    """A19: a member raises the priority of its work, in every way to declare work."""
     text, name = by.member(), f"c-{by.name}"
     urgent = {"apiVersion": "remit/v1", "kind": "PriorityClass", "metadata": {"name": name}, "spec": {"value": 1_000}}
-    by.stage.admin("POST", "/v1/priorityclasses", urgent)
+    by.target.admin("POST", "/v1/priorityclasses", urgent)
     made, plain = workload(f"urgent-{by.name}"), workload(f"plain-{by.name}")
     made["spec"]["priorityClass"] = name
     assert by.ask("POST", MINE, plain, text).status == 201
@@ -123,16 +123,16 @@ def a_class_that_nobody_granted(by: Intruder) -> list[Refusal]:
 
 
 @attack(403)
-def a_deputy_asked_to_touch_anothers(by: Intruder) -> list[Refusal]:
-    """A20: what is asked of the authority, a plan or a controller is judged as its requester."""
-    text, theirs = by.member(), workload("web", "bolt")
+def confused_deputy(by: Attacker) -> list[Outcome]:
+    """A20: requests through the authority, a plan or a controller are judged as the requester's."""
+    text, other_work = by.member(), workload("web", "bolt")
     until = {"scope": {"tenant": "bolt"}, "effect": {"pauseExpansion": {}}, "ttl": "1h", "reason": "x", "author": "x"}
     override = {"apiVersion": "remit/v1", "kind": "Override", "metadata": {"name": "x"}, "spec": until}
-    found = [by.ask("POST", "/v1/apply", [theirs], text), by.ask("POST", "/v1/apply", [workload("mine"), theirs], text)]
-    found += [by.ask("POST", "/v1/plan", [theirs], text), by.ask("POST", "/v1/capacity", [theirs], text)]
+    found = [by.ask("POST", "/v1/apply", [other_work], text), by.ask("POST", "/v1/apply", [workload("mine"), other_work], text)]
+    found += [by.ask("POST", "/v1/plan", [other_work], text), by.ask("POST", "/v1/capacity", [other_work], text)]
     found += [by.ask("POST", "/v1/overrides", override, text), by.ask("POST", "/v1/secrets/rotate", None, text)]
     found += [by.ask("POST", "/v1/nodes", node("mine"), text), by.get("/v1/account?regarding=workload/bolt/web", text)]
-    assert by.stage.server.ask("GET", f"{MINE}/mine").status == 404, "nothing of a batch is applied"
+    assert by.target.server.ask("GET", f"{MINE}/mine").status == 404, "no part of a batch may be applied"
     return [
         *found,
         by.get("/v1/support", text),
@@ -143,18 +143,18 @@ def a_deputy_asked_to_touch_anothers(by: Intruder) -> list[Refusal]:
 
 
 @attack(200)
-def a_dump_of_everything(by: Intruder) -> list[Refusal]:
-    """A21: what a server tells of itself and of its objects has no secret in it, not even for an admin."""
-    root = by.stage.server.token
+def dump_of_everything(by: Attacker) -> list[Outcome]:
+    """A21: what a server shows of itself and its objects contains no secret, not even for an admin."""
+    root = by.target.server.token
     paths = ("/v1/support", "/v1/secrets", "/v1/tenants/acme/secrets/db", "/v1/audit", "/v1/account", "/metrics", "/v1/tokens")
     found = [by.get(path, root) for path in paths]
     found.append(by.ask("POST", "/v1/plan", [secret("db", password=CANARY + "2")], root))
     for one in found:
-        told = one.body.decode()
-        assert CANARY not in told
-        assert root not in told
-        assert not any(text in told for text in by.stage.tokens.values())
-    for file in sorted(by.stage.server.data.rglob("*")):
+        text_ = one.body.decode()
+        assert CANARY not in text_
+        assert root not in text_
+        assert not any(text in text_ for text in by.target.tokens.values())
+    for file in sorted(by.target.server.data.rglob("*")):
         if file.is_file() and file.name not in ("token", "seal.keys"):
-            assert CANARY.encode() not in file.read_bytes(), f"{file.name} has it in the clear"
+            assert CANARY.encode() not in file.read_bytes(), f"{file.name} has the secret in plain text"
     return found

@@ -1,6 +1,6 @@
-"""Do spoilt bodies and messages trip anything up? A few hundred of each, from fixed seeds; `make soak` sends 20,000.
+"""Mutated bodies and messages never fail the server or a decoder: a few hundred from fixed seeds; `make soak` sends 20,000.
 
-What was once found stays here, by itself.
+Inputs that once failed stay here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import random
 
 import pytest
 
-from tests.integration.attacks.attack_server import Stage
+from tests.integration.attacks.attack_server import AttackedServer
 from tests.integration.attacks.fuzz_bodies import fuzz
-from tests.integration.attacks.fuzz_decoders import DECODERS, seeds, tried
+from tests.integration.attacks.fuzz_decoders import DECODERS, failure_of, seeds
 from tests.integration.attacks.mutations import mutated
 
 pytestmark = pytest.mark.smoke
@@ -20,38 +20,38 @@ BODIES = 400
 INPUTS = 150
 
 FOUND = {
-    "a journal with brackets without end": b'{"copy":' * 50_000,
-    "a journal that is no text": b'{"copy":["\xff","b",1],"number":3}\n',
+    "journal with unbounded nesting": b'{"copy":' * 50_000,
+    "journal that is not UTF-8": b'{"copy":["\xff","b",1],"number":3}\n',
 }
-"""Each of these tripped something up once."""
+"""Inputs that once made a decoder fail."""
 
 
-def test_spoilt_bodies_are_answered_and_never_with_a_500(stage: Stage) -> None:
-    """A22 to A28, spoilt at random."""
-    found = fuzz(stage, BODIES, seed=7)
+def test_mutated_bodies_never_get_500(target: AttackedServer) -> None:
+    """A22 to A28, mutated at random."""
+    found = fuzz(target, BODIES, seed=7)
     assert found["bodies"] == BODIES and found["violations"] == 0, found
-    assert found["accepted"] < BODIES // 2, "hardly anything is spoilt"
+    assert found["accepted"] < BODIES // 2, "too few bodies are invalid"
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_spoilt_messages_earn_a_refusal_from_every_decoder(seed: int) -> None:
+def test_mutated_messages_are_refused_by_every_decoder(seed: int) -> None:
     chance, good = random.Random(seed), seeds()
     for _ in range(INPUTS):
         data = mutated(chance, chance.choice(good), good)[: 1 << 16]
-        assert not tried(data), data
+        assert not failure_of(data), data
 
 
-@pytest.mark.parametrize("what", list(FOUND))
-def test_what_was_found_once(what: str) -> None:
-    assert not tried(FOUND[what])
+@pytest.mark.parametrize("description", list(FOUND))
+def test_input_that_once_failed_is_refused(description: str) -> None:
+    assert not failure_of(FOUND[description])
 
 
 @pytest.mark.parametrize("name", list(DECODERS))
-def test_every_decoder_can_be_tripped_up_by_a_bug(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever else than a refusal comes out of it is noticed."""
+def test_fuzzer_notices_error_in_every_decoder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any exception other than a refusal is noticed."""
 
     def broken(data: bytes) -> object:
         raise KeyError(data)
 
     monkeypatch.setitem(DECODERS, name, broken)
-    assert tried(b"x").startswith(f"{name}: KeyError")
+    assert failure_of(b"x").startswith(f"{name}: KeyError")

@@ -1,6 +1,6 @@
-"""What can work do to the agent, to others' files and to the reader's terminal? A29, A30, A31 and A37.
+"""Effects of hostile work on the agent, on other files and on a reader's terminal: A29, A30, A31 and A37.
 
-Against a whole control plane: what is hostile here is what a tenant may declare, and what its processes do and say.
+Against a whole control plane: the hostile parts are what a tenant may declare, and what its processes do and write.
 """
 
 from __future__ import annotations
@@ -39,8 +39,13 @@ def ups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ups]:
 def declare(ups: Ups, name: str, *command: str, kind: str = "service", **more: Any) -> None:
     metadata = {"name": name, "tenant": "default", "annotations": more.pop("annotations", {})}
     template = {"command": command, "resources": {"cpu": "50m", "memory": "64Mi"}, "stopGrace": "1s", **more}
-    thing = {"apiVersion": "remit/v1", "kind": "Workload", "metadata": metadata, "spec": {"type": kind, "template": template}}
-    done = ups.remit("apply", "-f", "-", stdin=json.dumps(thing))
+    manifest = {
+        "apiVersion": "remit/v1",
+        "kind": "Workload",
+        "metadata": metadata,
+        "spec": {"type": kind, "template": template},
+    }
+    done = ups.remit("apply", "-f", "-", stdin=json.dumps(manifest))
     assert done.returncode == 0, done
 
 
@@ -49,18 +54,18 @@ def shell(script: str) -> tuple[str, ...]:
 
 
 def logs(ups: Ups, name: str) -> str:
-    """Every byte, also those that are no text."""
+    """Every byte, including invalid UTF-8."""
     done = subprocess.run([REMIT, "logs", name], env=ups.env, capture_output=True, check=False, timeout=60)
     return done.stdout.decode(errors="replace")
 
 
-def until_logged(ups: Ups, name: str, word: str) -> str:
-    ups.until(f"{name} says {word}", lambda: word in logs(ups, name))
+def wait_for_log(ups: Ups, name: str, text: str) -> str:
+    ups.until(f"{name} says {text}", lambda: text in logs(ups, name))
     return logs(ups, name)
 
 
-def test_row_29__a_planted_symlink_is_not_followed(ups: Ups, tmp_path: Path) -> None:
-    """The work puts links in the place of its own log, and of an older piece of it."""
+def test_row_29_planted_symlink_is_not_followed(ups: Ups, tmp_path: Path) -> None:
+    """The work replaces its own log, and an older piece of it, by symlinks."""
     target = tmp_path / "secret"
     target.write_text(SECRET)
     script = (
@@ -68,42 +73,42 @@ def test_row_29__a_planted_symlink_is_not_followed(ups: Ups, tmp_path: Path) -> 
         f"ln -sf {target} $out.x; mv $out.x $out; ln -s {target} $out@0000000000000000; exec sleep 300"
     )
     declare(ups, "planter", *shell(script))
-    told = until_logged(ups, "planter-0", "planted")
-    assert SECRET not in told
+    output = wait_for_log(ups, "planter-0", "planted")
+    assert SECRET not in output
     assert target.read_text() == SECRET
 
 
-def test_row_29__a_link_in_the_work_directory_leads_nobody_out_of_it(ups: Ups, tmp_path: Path) -> None:
-    """What is removed with the directory of a copy is what is in it, and not what it points at."""
+def test_row_29_symlink_in_work_directory_is_not_followed_on_removal(ups: Ups, tmp_path: Path) -> None:
+    """Removing an attempt's directory removes its contents, not what links in it point to."""
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "file").write_text(SECRET)
     declare(ups, "linker", *shell(f"ln -s {victim} there; ln -s {victim}/file file; echo linked; exec sleep 300"))
-    until_logged(ups, "linker-0", "linked")
+    wait_for_log(ups, "linker-0", "linked")
     assert ups.remit("delete", "workload/linker").returncode == 0
     work = ups.data / "agent" / "work"
     ups.until("its directory is gone", lambda: not any((place / "there").is_symlink() for place in work.iterdir()))
     assert (victim / "file").read_text() == SECRET
 
 
-def test_row_30__what_a_shell_would_read_is_literal(ups: Ups) -> None:
-    words = (";$(id)", "`id`", "$(touch /nowhere)", "a|b", "&&", "\n", "$HOME", "*")
-    declare(ups, "literal", "printf", "<%s>", *words, kind="job")
-    told = until_logged(ups, "literal-0", "<*>")
-    assert told == "".join(f"<{word}>" for word in words)
+def test_row_30_shell_metacharacters_stay_literal(ups: Ups) -> None:
+    arguments = (";$(id)", "`id`", "$(touch /nowhere)", "a|b", "&&", "\n", "$HOME", "*")
+    declare(ups, "literal", "printf", "<%s>", *arguments, kind="job")
+    output = wait_for_log(ups, "literal-0", "<*>")
+    assert output == "".join(f"<{text}>" for text in arguments)
     declare(ups, "beside", "sleep", "300")
     ups.until("it runs", lambda: ups.remit("exec", "beside", "--", "true").returncode == 0)
-    done = ups.remit("exec", "beside", "--", "printf", "<%s>", *words)
-    assert done.stdout == told
+    done = ups.remit("exec", "beside", "--", "printf", "<%s>", *arguments)
+    assert done.stdout == output
 
 
 @pytest.mark.smoke
-def test_row_31__what_steers_a_loader_reaches_the_task_alone(ups: Ups) -> None:
-    """A library that is not there makes a loader complain: so it shows who has heeded it."""
+def test_row_31_loader_variables_reach_only_the_work(ups: Ups) -> None:
+    """A missing library makes a loader complain, which shows every process that loads it."""
     env = {"LD_PRELOAD": "/nowhere/evil.so", "LD_AUDIT": "/nowhere/audit.so", "PYTHONPATH": "/nowhere", "PYTHONSTARTUP": "/x"}
     declare(ups, "loaded", *shell("echo it has $LD_PRELOAD $PYTHONPATH; exec sleep 300"), env=env)
-    told = until_logged(ups, "loaded-0", "it has /nowhere/evil.so /nowhere")
-    assert "cannot be preloaded" in told, "the task itself is started with it"
+    output = wait_for_log(ups, "loaded-0", "it has /nowhere/evil.so /nowhere")
+    assert "cannot be preloaded" in output, "the work itself must be started with it"
     for which in ("agent", "keeper"):
         environ = Path(f"/proc/{ups.pid(which)}/environ").read_bytes()
         assert b"evil.so" not in environ
@@ -113,11 +118,11 @@ def test_row_31__what_steers_a_loader_reaches_the_task_alone(ups: Ups) -> None:
     done = ups.remit("exec", "loaded", "--", "true")
     assert done.returncode == 0
     assert done.stderr.count("'/nowhere/evil.so' from LD_PRELOAD cannot be preloaded") == 1, (
-        "what begins a command does not heed it"
+        "the process that starts a command must not load it"
     )
 
 
-def test_row_31__bubblewrap_itself_is_started_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_31_bubblewrap_is_started_without_loader_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program, seen = tmp_path / "bin" / "bwrap", tmp_path / "seen"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\ncat /proc/$$/environ > {seen}.env\ncat /proc/$$/cmdline > {seen}.argv\n")
@@ -131,13 +136,13 @@ def test_row_31__bubblewrap_itself_is_started_without_it(tmp_path: Path, monkeyp
         "TMPDIR": "/x",
     }
 
-    async def scene() -> None:
+    async def scenario() -> None:
         runner = ProcessRunner(BootClock())
         running = await runner.start(ProcessSpec(("true",), {"PATH": os.defpath, "MODE": "live", **steering}, sandbox="bwrap"))
         async with asyncio.timeout(20):
             await runner.wait(running)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     environ = Path(f"{seen}.env").read_text().split("\0")
     argv = Path(f"{seen}.argv").read_text().split("\0")
     assert "MODE=live" in environ
@@ -148,14 +153,14 @@ def test_row_31__bubblewrap_itself_is_started_without_it(tmp_path: Path, monkeyp
         assert at < argv.index("--")
 
 
-def test_row_37__nothing_that_work_or_its_author_says_steers_a_terminal(ups: Ups) -> None:
-    """Into a pipe, where no terminal is, the words of people are escaped all the same; only what was logged is as it was."""
+def test_row_37_output_and_names_cannot_control_terminal(ups: Ups) -> None:
+    """Names and messages are escaped even into a pipe; only log output is passed on unchanged."""
     hostile = f"first{STEERING}\nsecond"
     declare(ups, "loud", *shell(f"printf '%s\\n' '{STEERING}said'; exec sleep 300"), annotations={"note": hostile})
     declare(ups, "broken", f"/no/such{STEERING}\nprogram", kind="job", annotations={"note": hostile})
-    until_logged(ups, "loud-0", "said")
+    wait_for_log(ups, "loud-0", "said")
     ups.until("that it cannot start is told", lambda: "no/such" in ups.remit("describe", "workload/broken").stdout)
-    for words in (
+    for arguments in (
         ("get", "workloads"),
         ("get", "replicas", "-o", "wide"),
         ("get", "workloads", "-o", "yaml"),
@@ -170,9 +175,9 @@ def test_row_37__nothing_that_work_or_its_author_says_steers_a_terminal(ups: Ups
         ("top", "replicas"),
         ("wait", "workload/broken", "--for=condition=Complete", "--timeout", "1s"),
     ):
-        done = ups.remit(*words)
-        told = done.stdout + done.stderr
-        assert "Traceback" not in told, words
+        done = ups.remit(*arguments)
+        output = done.stdout + done.stderr
+        assert "Traceback" not in output, arguments
         for letter in "\x1b\x07\r\u202e":
-            assert letter not in told, (words, told)
-    assert "\x1b]0;title\x07" in logs(ups, "loud-0"), "into a pipe every byte goes as it was written"
+            assert letter not in output, (arguments, output)
+    assert "\x1b]0;title\x07" in logs(ups, "loud-0"), "log bytes are passed on unchanged into a pipe"

@@ -1,4 +1,4 @@
-"""Are names that are none refused, and does nothing that a file says run? A27 and A28."""
+"""Invalid names are refused, and nothing in a file is executed. A27 and A28."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 from tests.integration.cli.test_up import REMIT
-from tests.unit.serve.in_memory_server import Api, story, tenant, workload
+from tests.unit.serve.in_memory_server import Api, http_test, tenant, workload
 
 NAMES: Final = {
     "a path": "../x",
@@ -43,22 +43,22 @@ TAGS: Final = {
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("what", list(NAMES))
-def test_row_28__a_name_that_is_none_is_a_422(what: str) -> None:
-    name = NAMES[what]
+@pytest.mark.parametrize("case", list(NAMES))
+def test_row_28_invalid_name_gets_422(case: str) -> None:
+    name = NAMES[case]
 
-    @story
-    async def refused(asked: Api) -> None:
-        await asked.must("POST", "/v1/tenants", tenant())
-        reply = await asked.ask("POST", "/v1/tenants/acme/workloads", workload(name))
+    @http_test
+    async def refused(client: Api) -> None:
+        await client.must("POST", "/v1/tenants", tenant())
+        reply = await client.ask("POST", "/v1/tenants/acme/workloads", workload(name))
         assert reply.status == 422, reply
         assert "name" in reply.json["field"]
         assert reply.json["cure"]
         assert reply.body.isascii() or "\u202e" not in reply.body.decode()
-        many = await asked.ask("POST", "/v1/apply", [workload(name)])
+        many = await client.ask("POST", "/v1/apply", [workload(name)])
         assert many.status in (207, 422), many
-        assert (await asked.get("/v1/tenants/acme/workloads")).json["items"] == []
-        other = await asked.ask("POST", "/v1/tenants", tenant(name))
+        assert (await client.get("/v1/tenants/acme/workloads")).json["items"] == []
+        other = await client.ask("POST", "/v1/tenants", tenant(name))
         assert other.status == 422, other
 
     refused()
@@ -66,14 +66,14 @@ def test_row_28__a_name_that_is_none_is_a_422(what: str) -> None:
 
 @pytest.mark.parametrize("tag", list(TAGS))
 @pytest.mark.parametrize("command", ["validate", "apply"])
-def test_row_27__a_tag_of_python_in_a_file_is_an_error_and_runs_nothing(tag: str, command: str, tmp_path: Path) -> None:
-    mark, file = tmp_path / "mark", tmp_path / "evil.yaml"
+def test_row_27_python_tag_in_file_is_error_and_runs_nothing(tag: str, command: str, tmp_path: Path) -> None:
+    marker, file = tmp_path / "mark", tmp_path / "evil.yaml"
     head = "apiVersion: remit/v1\nkind: Tenant\nmetadata: {name: evil}\nspec:\n  weight: "
-    file.write_text(head + TAGS[tag].format(mark=mark) + "\n")
-    words = [REMIT, command, *(["-f", str(file)] if command == "apply" else [str(file)])]
+    file.write_text(head + TAGS[tag].format(mark=marker) + "\n")
+    command_line = [REMIT, command, *(["-f", str(file)] if command == "apply" else [str(file)])]
     env = {**os.environ, "REMIT_CONFIG": str(tmp_path / "none"), "REMIT_SERVER": "http://127.0.0.1:1", "REMIT_TOKEN": "x"}
-    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command_line, env=env, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode in (1, 2), done
-    assert not mark.exists()
+    assert not marker.exists()
     assert "Traceback" not in done.stderr
     assert "evil.yaml" in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Do the benchmarks over HTTP measure what they say, in the shape that programs read? A small cluster of real processes."""
+"""Benchmarks over HTTP report plausible measurements in their documented format. A small cluster of real processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from remit.bench import api, end_to_end
 from remit.bench.end_to_end import EndToEndSizes
 
 
-def test_jobs_are_followed_from_the_request_to_the_durable_bind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end_to_end, "QUIET_MS", 500)  # what one row leaves to the next matters to figures alone
+def test_end_to_end_benchmark_follows_jobs_to_durable_bind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(end_to_end, "QUIET_MS", 500)  # interference between rows matters only for real measurements
     report = asyncio.run(end_to_end._measure(EndToEndSizes(nodes=12, jobs=100, steady_s=1, echo_requests=50), tmp_path))
     line = json.loads(report.json_line())
     rows = {row["what"]: row for row in line["rows"]}
@@ -23,7 +23,7 @@ def test_jobs_are_followed_from_the_request_to_the_durable_bind(tmp_path: Path, 
         row = rows[what]
         assert row["jobs"] == (200 if what == "steady" else 100)
         assert row["jobs_per_s"] > 0
-        # Workload, generation and replica are written once, and the replica again when it is bound.
+        # Workload, generation and replica are written once, and the replica again at its bind.
         assert row["rows_per_job"] >= 4
         assert row["beats_lost"] == 0
         assert {"server_us", "scheduler_us", "controllers_us", "hollow_us", "load_us"} <= row.keys()
@@ -32,7 +32,7 @@ def test_jobs_are_followed_from_the_request_to_the_durable_bind(tmp_path: Path, 
 
 
 @pytest.mark.smoke
-def test_requests_watches_and_heartbeats_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_benchmark_counts_requests_watches_and_heartbeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "WATCHERS", 5)
     monkeypatch.setattr(api, "AGENTS", 100)
     report = asyncio.run(api._measure(api.ApiSizes(creates=60, reads_s=0.2, changes=10, beats_s=0.5), tmp_path))

@@ -1,4 +1,4 @@
-"""Which processes does a chaos run hurt? A server, a scheduler, controllers and agents, each by the command that people use."""
+"""The processes of a chaos run: a server, a scheduler, controllers and agents, started by the commands operators use."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def free_port() -> int:
 
 
 class Program:
-    """One process, started again when it was killed. Only what was started here is ever signalled."""
+    """One process that is restarted after kills. Only processes started here are ever signalled."""
 
-    def __init__(self, name: str, words: Sequence[str], log: Path) -> None:
-        self.name, self._words, self._log = name, list(words), log
+    def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
+        self.name, self._arguments, self._log = name, list(arguments), log
         self._process: subprocess.Popen[bytes] | None = None
         self.starts = 0
 
     @property
-    def runs(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -45,11 +45,11 @@ class Program:
         self.starts += 1
         with self._log.open("ab") as out:
             self._process = subprocess.Popen(
-                self._words, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+                self._arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
 
     def signal(self, number: int) -> None:
-        if self.runs:
+        if self.is_running:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -58,8 +58,8 @@ class Program:
             self._process.wait()
 
     def stop(self) -> None:
-        """As whoever runs it would: asked, waited for, and then made to."""
-        if not self.runs or self._process is None:
+        """Stop as an operator would: SIGTERM, wait, then SIGKILL."""
+        if not self.is_running or self._process is None:
             return
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGTERM)
@@ -68,7 +68,7 @@ class Program:
         except subprocess.TimeoutExpired:
             self.kill()
 
-    def last_words(self, lines: int = 20) -> str:
+    def log_tail(self, lines: int = 20) -> str:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-lines:]) if self._log.exists() else ""
 
 
@@ -83,14 +83,14 @@ class Cluster:
         self.server = self._program(
             "server", ["server", "--data", str(self.data), "--listen", f"127.0.0.1:{self.port}", "--beat", beat]
         )
-        self.scheduler = self._program("scheduler", ["scheduler", *self._asks("scheduler", beat)])
-        self.controllers = self._program("controllers", ["controllers", *self._asks("controllers", beat)])
+        self.scheduler = self._program("scheduler", ["scheduler", *self._options("scheduler", beat)])
+        self.controllers = self._program("controllers", ["controllers", *self._options("controllers", beat)])
         self.agents = [
             self._program(
                 f"agent-{n}",
                 [
                     "agent",
-                    *self._asks(f"agent-{n}", beat),
+                    *self._options(f"agent-{n}", beat),
                     "--data",
                     str(self._agent_data(n)),
                     "--name",
@@ -99,31 +99,33 @@ class Cluster:
                     str(nodes),
                     "--sandbox",
                     "none",
-                    "--work-user",  # its jobs run this Python and keep one record, wherever these lie
+                    "--work-user",  # its jobs run this Python and write one record, wherever these are
                     pwd.getpwuid(os.geteuid()).pw_name,
                 ],
             )
             for n in range(1, agents + 1)
         ]
 
-    def _asks(self, name: str, beat: str) -> list[str]:
+    def _options(self, name: str, beat: str) -> list[str]:
         return ["--server", self.url, "--token-file", str(self.root / f"{name}.token"), "--beat", beat]
 
     def _issue(self) -> None:
-        """A token for each part, and none for more than its own."""
+        """Create a token for each component, limited to what it needs."""
         for program in self.programs[1:]:
             nodes = self.node_names(program, self._nodes) if program in self.agents else []
             role = "agent" if nodes else program.name
-            words = [word for node in nodes for word in ("--node", node)]
-            asks = ["--server", self.url, "--token-file", str(self.token_file)]
-            made = subprocess.run([REMIT, "token", "create", "--role", role, *words, *asks], capture_output=True, check=True)
+            arguments = [word for node in nodes for word in ("--node", node)]
+            options = ["--server", self.url, "--token-file", str(self.token_file)]
+            made = subprocess.run(
+                [REMIT, "token", "create", "--role", role, *arguments, *options], capture_output=True, check=True
+            )
             (self.root / f"{program.name}.token").write_bytes(made.stdout)
 
     def _agent_data(self, n: int) -> Path:
         return self.root / f"agent-{n}"
 
-    def _program(self, name: str, words: list[str]) -> Program:
-        return Program(name, [REMIT, *words], self.root / f"{name}.log")
+    def _program(self, name: str, arguments: list[str]) -> Program:
+        return Program(name, [REMIT, *arguments], self.root / f"{name}.log")
 
     @property
     def programs(self) -> list[Program]:
@@ -137,8 +139,8 @@ class Cluster:
         self.server.start()
         until = time.monotonic() + 30
         while not self._answers():
-            if time.monotonic() > until or not self.server.runs:
-                raise RuntimeError(f"the server does not answer:\n{self.server.last_words()}")
+            if time.monotonic() > until or not self.server.is_running:
+                raise RuntimeError(f"the server does not answer:\n{self.server.log_tail()}")
             time.sleep(0.05)
         self._issue()
         for program in self.programs[1:]:
@@ -153,14 +155,14 @@ class Cluster:
         return [name] if nodes == 1 else [f"{name}-{n}" for n in range(1, nodes + 1)]
 
     def kill_keeper(self, agent: Program) -> None:
-        """The one that this agent has started, by its number; it may just be between two."""
+        """Kill the keeper that this agent started, by its pid; it may be between two keepers."""
         with suppress(OSError, ValueError):
             pid = int((self._agent_data(int(agent.name.removeprefix("agent-"))) / "run" / "keeper.pid").read_text())
             if str(self.root) in Path(f"/proc/{pid}/cmdline").read_text():
                 os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Everything that was started here, keepers and their work included."""
+        """End everything that was started here, including keepers and their work."""
         for program in reversed(self.programs):
             program.stop()
         for n in range(1, len(self.agents) + 1):

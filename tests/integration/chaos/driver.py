@@ -1,17 +1,17 @@
-"""Does everything hold while processes are killed and stopped at random? Real ones, under load, judged by the jobs' records.
+"""Kills and stops real processes at random under load, and judges the outcome by records that the jobs write.
 
-    python -m tests.integration.chaos.driver --seconds 300 [--seed N] [--keep DIR]
+python -m tests.integration.chaos.driver --seconds 300 [--seed N] [--keep DIR]
 
 A server, a scheduler, controllers, agents and keepers are killed (SIGKILL) and stopped for a while (SIGSTOP) again and again,
-while jobs are submitted and services run; some jobs are a tree, of which the first process only waits. Jobs write their own
-start, beats and end, with their attempt's token, to a file of the judge's.
-Afterwards everything is left alone until it has settled. Then:
+while jobs are submitted and services run; some jobs are process trees, of which the first process only waits. Jobs write their
+start, heartbeats and end, with their attempt's token, to a record file of the driver. Afterwards everything is left alone until
+it has settled. Then:
 
-- *lost*: a job that was acknowledged and never came to its end;
+- *lost*: a job that was acknowledged and never ended;
 - *doubled*: a replica that must never run twice did, or one attempt was started twice;
-- *cut*: something was stopped by an outage shorter than its fence;
-- *stuck*: a job that came to its end and is not said to be complete, or a service that is not whole again;
-- *leaked*: a replica that holds room, or a process, that nobody asks for any more; looked for while all is up, and afterwards.
+- *cut*: a process was stopped by an outage shorter than its fence;
+- *stuck*: a job that ended and is not reported complete, or a service without its replicas;
+- *leaked*: a replica that holds capacity, or a process, that nothing needs any more.
 
 The last line on stdout is JSON: the counts, and how many of these were found.
 """
@@ -38,7 +38,17 @@ from remit.model.metadata import Metadata
 from remit.model.records import Phase, Replica
 from remit.model.resources import Amount, Duration
 from tests.integration.chaos.cluster import Cluster, Program
-from tests.integration.chaos.job_records import Judged, Life, Line, Stall, crowds, judge, lives, read, still_alive
+from tests.integration.chaos.job_records import (
+    Line,
+    ProcessLife,
+    Stall,
+    Verdict,
+    duplicates,
+    judge,
+    process_lives,
+    read,
+    still_alive,
+)
 
 WORK: Final = Path(__file__).with_name("job_main.py")
 BEAT_MS: Final = 500
@@ -50,11 +60,11 @@ TENANT: Final = "chaos"
 PAUSE_S: Final = (1.0, 4.0)
 """Between two faults."""
 OUTAGE_S: Final = (0.3, 5.0)
-"""How long a part is stopped, or stays dead; shorter than what makes a service's replica be replaced."""
+"""Time for which a component is stopped or stays dead; shorter than what makes a service's replica be replaced."""
 LONG_STALL_S: Final = FENCE_MS / 1000 + 6
 LONG_STALL_SHARE: Final = 0.06
 KEEPER_SHARE: Final = 0.25
-"""Of what is done to an agent: so often it is its keeper that is killed, alone or with it."""
+"""Share of faults on an agent that kill its keeper, alone or with it."""
 TREE_SHARE: Final = 0.3
 JOB_MS: Final = (300, 4_000)
 JOBS_EVERY_S: Final = 0.6
@@ -67,25 +77,25 @@ def now_ms() -> int:
 
 
 class Chaos:
-    """One run."""
+    """One chaos run."""
 
     def __init__(self, root: Path, seconds: float, seed: int) -> None:
         self.root, self.seconds = root, seconds
-        self.lots = random.Random(seed)
+        self.rng = random.Random(seed)
         self.cluster = Cluster(root, agents=AGENTS, nodes=NODES, beat=f"{BEAT_MS}ms")
         self.record = root / "record"
         self.counts: Counter[str] = Counter()
         self.stalls: list[Stall] = []
         self.jobs: list[str] = []
-        """Names of jobs that were acknowledged."""
+        """Names of acknowledged jobs."""
         self.leaked: list[str] = []
         self.stuck: list[str] = []
         self._group: asyncio.TaskGroup | None = None
-        self._hurt: set[str] = set()
+        self._faulty: set[str] = set()
 
-    # -- the whole ---------------------------------------------------------------------------------------------------------
+    # -- the run -----------------------------------------------------------------------------------------------------------
 
-    async def run(self) -> Judged:
+    async def run(self) -> Verdict:
         self.cluster.start()
         try:
             async with Api(self.cluster.url, self.cluster.token, tenant=TENANT, timeout_s=60) as api:
@@ -94,16 +104,16 @@ class Chaos:
                 async with asyncio.TaskGroup() as group:
                     self._group = group
                     group.create_task(self._submit(api, until))
-                    group.create_task(self._hurt_things(until))
-                say(f"{self.seconds:.0f} s of faults are over: {dict(self.counts)}; {len(self.jobs)} jobs are to end")
+                    group.create_task(self._inject_faults(until))
+                log(f"{self.seconds:.0f} s of faults are over: {dict(self.counts)}; {len(self.jobs)} jobs are to end")
                 await self._settle(api)
-                await self._until_whole(api)
-                judged = self._judge()
+                await self._wait_until_settled(api)
+                verdict = self._judge()
                 await self._clear(api)
         finally:
             self.cluster.end()
-        self._look_for_processes(str(self.record), f"{self.root}/")
-        return judged
+        self._find_leaked_processes(str(self.record), f"{self.root}/")
+        return verdict
 
     async def _set_up(self, api: Api) -> None:
         quota = Amount.parse({"cpu": "1000", "memory": "1Ti"})
@@ -111,16 +121,16 @@ class Chaos:
         answer = await api.apply([Tenant(metadata=Metadata(name=TENANT), spec=TenantSpec(quota=quota)), *services])
         refused = [result for result in answer.results if result.action == "refused"]
         if refused:
-            raise RuntimeError(f"the stage could not be set: {refused}")
+            raise RuntimeError(f"the objects could not be created: {refused}")
         until = time.monotonic() + 60
-        while not await self._served(api):
+        while not await self._services_ready(api):
             if time.monotonic() > until:
                 raise RuntimeError(
-                    "the services do not come up:\n" + "\n".join(one.last_words() for one in self.cluster.programs)
+                    "the services do not come up:\n" + "\n".join(one.log_tail() for one in self.cluster.programs)
                 )
             await asyncio.sleep(0.2)
 
-    async def _served(self, api: Api) -> bool:
+    async def _services_ready(self, api: Api) -> bool:
         replicas = (await api.list(Replica)).items
         return sum(one.status.phase in (Phase.READY, Phase.SERVING) for one in replicas) >= 2 * SERVICES
 
@@ -130,29 +140,29 @@ class Chaos:
         number = 0
         while time.monotonic() < until:
             number += 1
-            tree = self.lots.random() < TREE_SHARE
-            one = workload(f"job-{number}", self.record, self.lots.randrange(*JOB_MS), service=False, tree=tree)
-            with suppress(Unanswered):  # then nobody was promised anything: only what was acknowledged counts
+            tree = self.rng.random() < TREE_SHARE
+            one = workload(f"job-{number}", self.record, self.rng.randrange(*JOB_MS), service=False, tree=tree)
+            with suppress(Unanswered):  # without an answer nothing was promised: only acknowledged jobs count
                 try:
                     await api.apply([one])
                     self.jobs.append(one.metadata.name)
                 except ApiError as error:
                     raise RuntimeError(f"a job was refused: {error}") from error
-            await asyncio.sleep(self.lots.uniform(0.2, 1.8) * JOBS_EVERY_S)
+            await asyncio.sleep(self.rng.uniform(0.2, 1.8) * JOBS_EVERY_S)
 
     # -- faults ------------------------------------------------------------------------------------------------------------
 
-    async def _hurt_things(self, until: float) -> None:
+    async def _inject_faults(self, until: float) -> None:
         while time.monotonic() < until and self._group is not None:
-            await asyncio.sleep(self.lots.uniform(*PAUSE_S))
-            able = [one for one in self.cluster.programs if one.name not in self._hurt]
+            await asyncio.sleep(self.rng.uniform(*PAUSE_S))
+            able = [one for one in self.cluster.programs if one.name not in self._faulty]
             if not able:
                 continue
-            program = self.lots.choice(able)
-            self._hurt.add(program.name)
-            self._group.create_task(self._hurt_one(program, self.lots.random(), self.lots.uniform(*OUTAGE_S)))
+            program = self.rng.choice(able)
+            self._faulty.add(program.name)
+            self._group.create_task(self._inject_fault(program, self.rng.random(), self.rng.uniform(*OUTAGE_S)))
 
-    async def _hurt_one(self, program: Program, lot: float, outage_s: float) -> None:
+    async def _inject_fault(self, program: Program, lot: float, outage_s: float) -> None:
         sort = program.name.partition("-")[0]
         if sort == "agent" and lot < LONG_STALL_SHARE:
             await self._stall_long(program)
@@ -168,21 +178,21 @@ class Chaos:
             program.signal(signal.SIGSTOP)
             await asyncio.sleep(outage_s)
             program.signal(signal.SIGCONT)
-        self._hurt.discard(program.name)
+        self._faulty.discard(program.name)
 
     async def _stall_long(self, agent: Program) -> None:
-        """Stopped for longer than fences last: its keeper must end what is fenced, and it is replaced elsewhere."""
+        """Stop an agent for longer than fences last: its keeper must stop fenced work, which is replaced elsewhere."""
         self.counts["stop agent past its fence"] += 1
         from_ms = now_ms()
         agent.signal(signal.SIGSTOP)
         await asyncio.sleep(LONG_STALL_S)
         agent.signal(signal.SIGCONT)
-        # What it runs on and was replaced meanwhile it ends when it hears of that.
+        # On its return it stops work that was replaced meanwhile.
         to_ms = now_ms() + 20_000
         self.stalls += [Stall(node, from_ms, to_ms) for node in self.cluster.node_names(agent, NODES)]
 
     async def _kill_keeper(self, agent: Program, outage_s: float, *, alone: bool) -> None:
-        """With it dies what is fenced, and its trees; services run on, and are adopted."""
+        """Fenced work and its process trees die with the keeper; services run on and are adopted."""
         self.counts["kill keeper" if alone else "kill keeper and agent"] += 1
         from_ms = now_ms()
         if not alone:
@@ -194,13 +204,13 @@ class Chaos:
         nodes = self.cluster.node_names(agent, NODES)
         self.stalls += [Stall(node, from_ms - 1_000, from_ms + 1_000, fenced_only=True) for node in nodes]
 
-    # -- afterwards --------------------------------------------------------------------------------------------------------
+    # -- after the faults --------------------------------------------------------------------------------------------------
 
     async def _settle(self, api: Api) -> None:
-        """Nothing is hurt any more: all that was acknowledged must come to its end by itself."""
+        """End all faults and wait: all acknowledged jobs must end."""
         for program in self.cluster.programs:
             program.signal(signal.SIGCONT)
-            if not program.runs:
+            if not program.is_running:
                 program.start()
         until = time.monotonic() + SETTLE_S_MAX
         while time.monotonic() < until:
@@ -209,21 +219,21 @@ class Chaos:
                 if not left:
                     return
             await asyncio.sleep(0.5)
-        say(f"{len(left)} jobs are not done after {SETTLE_S_MAX} s: {left[:5]}")
+        log(f"{len(left)} jobs are not done after {SETTLE_S_MAX} s: {left[:5]}")
         self.stuck += [f"{name} is not complete after {SETTLE_S_MAX} s" for name in left]
 
-    async def _until_whole(self, api: Api) -> None:
-        """Each service runs as often as it is to, and no more: what was doubled meanwhile is ended again."""
+    async def _wait_until_settled(self, api: Api) -> None:
+        """Wait until each service runs with its number of replicas and no more."""
         until = time.monotonic() + WHOLE_S_MAX
-        while not await self._served(api) or crowds(self._lives()):
+        while not await self._services_ready(api) or duplicates(self._lives()):
             if time.monotonic() > until:
                 phases = {one.metadata.name: one.status.phase for one in (await api.list(Replica)).items}
-                self.stuck += crowds(self._lives()) or [f"the services are not whole: {phases}"]
+                self.stuck += duplicates(self._lives()) or [f"the services lack replicas: {phases}"]
                 return
             await asyncio.sleep(0.5)
 
-    def _lives(self) -> list[Life]:
-        return lives(self._lines())
+    def _lives(self) -> list[ProcessLife]:
+        return process_lives(self._lines())
 
     def _lines(self) -> list[Line]:
         lines = read(self.record.read_text())
@@ -237,7 +247,7 @@ class Chaos:
         }
         return [name for name in self.jobs if name not in done]
 
-    def _judge(self) -> Judged:
+    def _judge(self) -> Verdict:
         lines = self._lines()
         self.counts["attempts"] = len({line.token for line in lines})
         self.counts["jobs"] = len(self.jobs)
@@ -245,26 +255,26 @@ class Chaos:
         return judge(lines, jobs=keys, services=(f"replica/{TENANT}/service-",), stalls=self.stalls)
 
     async def _clear(self, api: Api) -> None:
-        """Everything is deleted: then nothing may be left that holds room, and no process of ours may run."""
+        """Delete everything: then nothing may hold capacity, and no process of this run may be left."""
         for one in (await api.list(Workload)).items:
             await api.delete(Workload, one.metadata.name)
         until = time.monotonic() + 60
         while (left := (await api.list(Replica)).items) and time.monotonic() < until:  # noqa: ASYNC110
-            await asyncio.sleep(0.3)  # it is asked, and tells nobody
+            await asyncio.sleep(0.3)  # there is no event to wait for
         self.leaked += [f"{one.metadata.name} is still there ({one.status.phase}) after all was deleted" for one in left]
-        self._look_for_processes(str(self.record))  # before keepers are told to end whatever they have
+        self._find_leaked_processes(str(self.record))  # before keepers end all work
         tops = await api.top_nodes()
         self.leaked += [
             f"{one.node} still holds {one.requests}" for one in tops if one.requests.cpu_milli or one.requests.memory_bytes
         ]
 
-    def _look_for_processes(self, *marks: str) -> None:
+    def _find_leaked_processes(self, *marks: str) -> None:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and entry.name != str(os.getpid()):
                 with suppress(OSError):
-                    words = (entry / "cmdline").read_bytes()
-                    if any(mark.encode() in words for mark in marks):
-                        self.leaked.append(f"process {entry.name} is left: {words.replace(bytes(1), b' ').decode()[:160]}")
+                    message = (entry / "cmdline").read_bytes()
+                    if any(mark.encode() in message for mark in marks):
+                        self.leaked.append(f"process {entry.name} is left: {message.replace(bytes(1), b' ').decode()[:160]}")
 
 
 def workload(name: str, record: Path, duration_ms: int, *, service: bool, tree: bool = False) -> Workload:
@@ -290,7 +300,7 @@ def workload(name: str, record: Path, duration_ms: int, *, service: bool, tree: 
     return Workload(metadata=Metadata(name=name, tenant=TENANT), spec=spec)
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
@@ -299,28 +309,28 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 31))
     parser.add_argument("--keep", type=Path, help="keep logs and records in this directory")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="remit-chaos-") as scratch:
-        root = asked.keep or Path(scratch)
+        root = options.keep or Path(scratch)
         root.mkdir(parents=True, exist_ok=True)
-        say(f"seed {asked.seed}, in {root}")
-        chaos = Chaos(root.absolute(), asked.seconds, asked.seed)
-        judged = asyncio.run(chaos.run())
-    for words in [*judged.broken, *chaos.stuck, *chaos.leaked]:
-        say(f"BROKEN {words}")
+        log(f"seed {options.seed}, in {root}")
+        chaos = Chaos(root.absolute(), options.seconds, options.seed)
+        verdict = asyncio.run(chaos.run())
+    for message in [*verdict.broken, *chaos.stuck, *chaos.leaked]:
+        log(f"BROKEN {message}")
     faults = sum(count for name, count in chaos.counts.items() if name.startswith(("kill", "stop")))
     found = {
-        "lost": len(judged.lost),
-        "doubled": len(judged.doubled),
-        "cut": len(judged.cut),
+        "lost": len(verdict.lost),
+        "doubled": len(verdict.doubled),
+        "cut": len(verdict.cut),
         "stuck": len(chaos.stuck),
         "leaked": len(chaos.leaked),
     }
     print(
         json.dumps(
             {
-                "seed": asked.seed,
-                "seconds": asked.seconds,
+                "seed": options.seed,
+                "seconds": options.seconds,
                 "faults": faults,
                 **chaos.counts,
                 **found,

@@ -1,10 +1,9 @@
-"""What does a job of the chaos run do? It writes down its own life: start, beats and end, with its attempt's token.
+"""The job of a chaos run: records its start, heartbeats and end, with its attempt's token.
 
-    python -I -S job_main.py RECORD DURATION_MS BEAT_MS
+python -I -S job_main.py RECORD DURATION_MS BEAT_MS
 
-RECORD is a file of the judge's: neither the agent nor the keeper knows of it. Each line is one write of its own, so that the
-lines of many jobs do not mix. Asked to stop, it says so, and ends with the exit code of one that was stopped. With a duration
-of 0 it goes on until then.
+RECORD is a file of the driver; neither the agent nor the keeper knows it. Each line is a single write, so that the lines of
+many jobs do not mix. On SIGTERM it records that and ends with exit code 143. With a duration of 0 it runs until then.
 """
 
 import os
@@ -21,20 +20,20 @@ def main() -> int:
     def now_ms() -> int:
         return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
-    def say(what: str) -> None:
-        os.write(out, f"{now_ms()} {what} {replica} {token} {node} {os.getpid()}\n".encode())
+    def record_event(event: str) -> None:
+        os.write(out, f"{now_ms()} {event} {replica} {token} {node} {os.getpid()}\n".encode())
 
     def stop(_number: int, _frame: object) -> None:
-        say("term")
+        record_event("term")
         os._exit(143)
 
     signal.signal(signal.SIGTERM, stop)
-    say("start")
+    record_event("start")
     until_ms = now_ms() + duration_ms
     while not duration_ms or now_ms() < until_ms:
         time.sleep(beat_ms / 1000)
-        say("beat")
-    say("end")
+        record_event("beat")
+    record_event("end")
     return 0
 
 

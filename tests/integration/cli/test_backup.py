@@ -1,4 +1,4 @@
-"""Is a copy of a running server whole, and does what ran find its way back into a scope that was restored from it?"""
+"""Backup of a running server and restore, with real processes."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ spec:
 
 @pytest.fixture
 def ups(tmp_path: Path) -> Iterator[Ups]:
-    found = Ups(tmp_path)
+    pids = Ups(tmp_path)
     try:
-        yield found
+        yield pids
     finally:
-        found.end()
+        pids.end()
 
 
-class Writing:
-    """Tenants are made without a pause; `made` says at which revision each was acknowledged."""
+class TenantWriter:
+    """Creates tenants continuously and records the revision of each in `acknowledged`."""
 
     def __init__(self, data: Path) -> None:
         self._url = (data / "server" / "url").read_text().strip()
         self._token = (data / "server" / "token").read_text().strip()
-        self.made: dict[str, int] = {}
+        self.acknowledged: dict[str, int] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._write)
 
-    def __enter__(self) -> Writing:
+    def __enter__(self) -> TenantWriter:
         self._thread.start()
         return self
 
@@ -63,36 +63,38 @@ class Writing:
             number += 1
             name = f"made-{number}"
             body = {"apiVersion": "remit/v1", "kind": "Tenant", "metadata": {"name": name}, "spec": {"quota": {"cpu": "1"}}}
-            self.made[name] = self.ask("POST", "/v1/tenants", body)["metadata"]["revision"]
+            self.acknowledged[name] = self.request("POST", "/v1/tenants", body)["metadata"]["revision"]
 
-    def ask(self, method: str, path: str, body: object = None) -> Any:
+    def request(self, method: str, path: str, body: object = None) -> Any:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self._url + path, data, headers, method=method), timeout=20) as told:
-            return json.loads(told.read())
+        with urllib.request.urlopen(
+            urllib.request.Request(self._url + path, data, headers, method=method), timeout=20
+        ) as response:
+            return json.loads(response.read())
 
 
 def sleeping(seconds: str) -> list[int]:
-    """The processes that sleep for so long, wherever they come from."""
-    found = []
+    """Return the pids of processes `sleep SECONDS`."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
+                args = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if words[:2] == [b"sleep", seconds.encode()] and alive(int(entry.name)):
-                found.append(int(entry.name))
-    return found
+            if args[:2] == [b"sleep", seconds.encode()] and alive(int(entry.name)):
+                pids.append(int(entry.name))
+    return pids
 
 
-def test_a_backup_under_load_is_restored__what_ran_is_found_again_and_nothing_runs_twice(ups: Ups, tmp_path: Path) -> None:
+def test_backup_under_load_is_restored_and_running_replicas_are_recovered_once(ups: Ups, tmp_path: Path) -> None:
     first = ups.start("--nodes", "1")
-    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    ups.until("the context is stored", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
     ups.ready(1)
     assert ups.remit("apply", "-f", "-", "--wait", stdin=SERVICE).returncode == 0
-    kept = JOB.replace("NAME", "kept").replace("SECONDS", "36171")
-    assert ups.remit("apply", "-f", "-", stdin=kept).returncode == 0
+    job_manifest = JOB.replace("NAME", "kept").replace("SECONDS", "36171")
+    assert ups.remit("apply", "-f", "-", stdin=job_manifest).returncode == 0
     ups.until("all run", lambda: len(ups.serving()) == 2 and len(sleeping("36171")) == 1)
     before, job = ups.serving(), sleeping("36171")
 
@@ -100,23 +102,23 @@ def test_a_backup_under_load_is_restored__what_ran_is_found_again_and_nothing_ru
         assert ups.remit("token", "create", "--role", "member", "--for", name, "--name", name).returncode == 0
 
     file = tmp_path / "scope.tar"
-    with Writing(ups.data) as writing:
-        ups.until("it writes", lambda: len(writing.made) > 20)
+    with TenantWriter(ups.data) as writing:
+        ups.until("tenants are written", lambda: len(writing.acknowledged) > 20)
         done = ups.remit("backup", str(file))
         assert done.returncode == 0, done.stderr
-        count = len(writing.made)
-        ups.until("it goes on writing", lambda: len(writing.made) > count)
+        count = len(writing.acknowledged)
+        ups.until("more tenants are written", lambda: len(writing.acknowledged) > count)
     assert file.stat().st_mode & 0o777 == 0o600
-    assert ups.remit("backup", str(file)).returncode == 1  # it is there already
+    assert ups.remit("backup", str(file)).returncode == 1  # the file exists
     revision = int(done.stdout.split("revision ")[1].split(",")[0])
-    late = JOB.replace("NAME", "late").replace("SECONDS", "36172")
-    assert ups.remit("apply", "-f", "-", stdin=late).returncode == 0
-    ups.until("the late one runs", lambda: len(sleeping("36172")) == 1)
+    late_manifest = JOB.replace("NAME", "late").replace("SECONDS", "36172")
+    assert ups.remit("apply", "-f", "-", stdin=late_manifest).returncode == 0
+    ups.until("the late job runs", lambda: len(sleeping("36172")) == 1)
     assert ups.remit("token", "revoke", "ann").returncode == 0
 
     server = ups.data / "server"
-    owned = ups.remit("restore", str(file), "--data", str(server), "--force")
-    assert owned.returncode == 1 and str(first.pid) in owned.stderr
+    locked = ups.remit("restore", str(file), "--data", str(server), "--force")
+    assert locked.returncode == 1 and str(first.pid) in locked.stderr
     first.kill()
     first.wait()
     refused = ups.remit("restore", str(file), "--data", str(server))
@@ -127,25 +129,25 @@ def test_a_backup_under_load_is_restored__what_ran_is_found_again_and_nothing_ru
     restored = ups.remit("restore", str(file), "--data", str(server), "--force")
     assert restored.returncode == 0, restored.stderr
     assert "kept at" in restored.stdout and "tenant/made-" in restored.stdout
-    assert "\n    remit token revoke ann\n" in restored.stdout, "she may ask again, and bob was never anything else"
+    assert "\n    remit token revoke ann\n" in restored.stdout, "only the token revoked after the backup must be listed"
 
     ups.start("--nodes", "1")
-    ups.until("it answers again", lambda: ups.remit("get", "nodes").returncode == 0)
-    ups.until("the nodes tell again", lambda: len(ups.serving()) == 2)
+    ups.until("the server responds again", lambda: ups.remit("get", "nodes").returncode == 0)
+    ups.until("the nodes report again", lambda: len(ups.serving()) == 2)
     assert ups.serving() == before and sleeping("36171") == job
-    ups.until("what the scope does not know is ended", lambda: not sleeping("36172"))
-    names = {one["metadata"]["name"] for one in ups.items("tenants")}
-    assert {name for name, at in writing.made.items() if at <= revision} <= names
-    assert not {name for name, at in writing.made.items() if at > revision} & names
-    phases = {one["metadata"]["name"]: one["status"]["phase"] for one in ups.items("replicas")}
+    ups.until("the replica unknown to the restored scope is stopped", lambda: not sleeping("36172"))
+    names = {item["metadata"]["name"] for item in ups.items("tenants")}
+    assert {name for name, created_at in writing.acknowledged.items() if created_at <= revision} <= names
+    assert not {name for name, created_at in writing.acknowledged.items() if created_at > revision} & names
+    phases = {item["metadata"]["name"]: item["status"]["phase"] for item in ups.items("replicas")}
     assert phases["kept-0"] == "running" and sleeping("36171") == job
     assert "restored from a backup" in ups._log.read_text()
 
 
 @pytest.mark.smoke
-def test_a_backup_is_restored_into_an_empty_directory(ups: Ups, tmp_path: Path) -> None:
+def test_backup_is_restored_into_a_new_directory(ups: Ups, tmp_path: Path) -> None:
     ups.start("--nodes", "0")
-    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    ups.until("the context is stored", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
     file = tmp_path / "scope.tar"
     assert ups.remit("backup", str(file)).returncode == 0
     elsewhere = tmp_path / "elsewhere"
@@ -159,9 +161,9 @@ def test_a_backup_is_restored_into_an_empty_directory(ups: Ups, tmp_path: Path) 
     assert not list((ups.data / "server").glob("backup*"))
 
 
-@pytest.mark.parametrize("place", ["new", "new/below", "empty"])
-@pytest.mark.parametrize("spoilt", ["no tar", "cut off", "a store that is not ours"])
-def test_what_is_no_backup_leaves_nothing_where_it_was_to_be_restored(tmp_path: Path, place: str, spoilt: str) -> None:
+@pytest.mark.parametrize("target", ["new", "new/below", "empty"])
+@pytest.mark.parametrize("damage", ["no tar", "cut off", "a store that is not ours"])
+def test_invalid_backup_leaves_the_target_directory_unchanged(tmp_path: Path, target: str, damage: str) -> None:
     backup = tmp_path / "bad.tar"
     label = BackupLabel(
         version="0.1",
@@ -179,9 +181,9 @@ def test_what_is_no_backup_leaves_nothing_where_it_was_to_be_restored(tmp_path: 
             "no tar": b"dear reader",
             "cut off": archive_head(label) + bytes(5_000),
             "a store that is not ours": SQLITE_MAGIC + bytes(5_000),
-        }[spoilt]
+        }[damage]
     )
     (tmp_path / "empty").mkdir()
-    result = CliRunner().invoke(remit, ["restore", str(backup), "--data", str(tmp_path / place)], prog_name="remit")
+    result = CliRunner().invoke(remit, ["restore", str(backup), "--data", str(tmp_path / target)], prog_name="remit")
     assert result.exit_code == 1 and "bad.tar" in result.output, result.output
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["bad.tar", "empty"]

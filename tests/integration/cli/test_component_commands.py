@@ -1,4 +1,4 @@
-"""Does a component say why nothing comes of it? A real server, and a token that is for another door."""
+"""Components with a token of the wrong role, against a real server."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.integration.serve.server_process import Server
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("part", ["scheduler", "controllers"])
-def test_a_part_with_the_token_of_people_says_so__with_the_cure(part: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("component", ["scheduler", "controllers"])
+def test_component_with_an_admin_token_logs_401_with_a_fix(component: str, tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:
         server.until_ready()
         url = f"http://127.0.0.1:{server.port}"
-        words = [REMIT, part, "--server", url, "--token-file", str(server.data / "token")]
-        with subprocess.Popen(words, stderr=subprocess.PIPE) as running:
+        args = [REMIT, component, "--server", url, "--token-file", str(server.data / "token")]
+        with subprocess.Popen(args, stderr=subprocess.PIPE) as process:
             try:
-                assert running.stderr is not None
-                heard, _, _ = select.select([running.stderr], [], [], 30)
-                said = running.stderr.readline().decode() if heard else ""
+                assert process.stderr is not None
+                readable, _, _ = select.select([process.stderr], [], [], 30)
+                line = process.stderr.readline().decode() if readable else ""
             finally:
-                running.kill()
-    assert "401" in said and "remit token create --role" in said, said
+                process.kill()
+    assert "401" in line and "remit token create --role" in line, line

@@ -1,4 +1,4 @@
-"""Can a person run a command beside a replica? Against a whole control plane: streams, codes, a terminal, leaving, its end."""
+"""`remit exec` against a complete control plane: streams, exit codes, terminal, interrupt and end of the replica."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def ups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ups]:
     found = Ups(tmp_path_factory.mktemp("exec"))
     try:
         found.start("--nodes", "1", "--cpu", "2", "--memory", "2Gi")
-        found.until("the context is there", lambda: Path(found.env["REMIT_CONFIG"]).exists())
+        found.until("the context is stored", lambda: Path(found.env["REMIT_CONFIG"]).exists())
         found.ready(1)
         done = found.remit("apply", "-f", "-", "--wait", stdin=WEB)
         assert done.returncode == 0, done
@@ -49,13 +49,13 @@ def ups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ups]:
         found.end()
 
 
-def run(ups: Ups, *words: str, fed: bytes = b"") -> tuple[int, bytes, str]:
-    done = subprocess.run([REMIT, "exec", *words], input=fed, env=ups.env, capture_output=True, check=False, timeout=60)
+def run(ups: Ups, *args: str, stdin: bytes = b"") -> tuple[int, bytes, str]:
+    done = subprocess.run([REMIT, "exec", *args], input=stdin, env=ups.env, capture_output=True, check=False, timeout=60)
     return done.returncode, done.stdout, done.stderr.decode()
 
 
 @pytest.mark.smoke
-def test_it_runs_as_the_replica_does_and_ends_with_its_own_code(ups: Ups) -> None:
+def test_command_has_the_replica_environment_and_its_exit_code_is_returned(ups: Ups) -> None:
     code, out, err = run(ups, "web-0", "--", "sh", "-c", "echo $REMIT_REPLICA $MODE; pwd; echo wrong >&2; exit 7")
     assert code == 7
     assert re.fullmatch(rb"replica/default/web-0 live\n/.*/(agent/work|remit-rooms/[0-9a-f]+)/.*\.1\n", out)
@@ -64,44 +64,48 @@ def test_it_runs_as_the_replica_does_and_ends_with_its_own_code(ups: Ups) -> Non
     assert run(ups, "web-1", "--", "sh", "-c", "kill -9 $$")[0] == 137
 
 
-def test_what_is_piped_in_comes_out_to_its_last_byte_and_its_end_is_told(ups: Ups) -> None:
+def test_stdin_is_passed_completely_with_end_of_file(ups: Ups) -> None:
     data = os.urandom(2 << 20)
-    assert run(ups, "-i", "web", "--", "cat", fed=data)[:2] == (0, data)
-    assert run(ups, "-i", "web", "--", "wc", "-c", fed=b"")[1].strip() == b"0"
-    assert run(ups, "web", "--", "cat", fed=b"nobody asked for this")[:2] == (0, b"")
+    assert run(ups, "-i", "web", "--", "cat", stdin=data)[:2] == (0, data)
+    assert run(ups, "-i", "web", "--", "wc", "-c", stdin=b"")[1].strip() == b"0"
+    assert run(ups, "web", "--", "cat", stdin=b"nobody asked for this")[:2] == (0, b"")
 
 
-def test_what_cannot_be_run_says_why_and_ends_with_125(ups: Ups) -> None:
-    for words, said in (
+def test_command_that_cannot_run_exits_with_125_and_a_reason(ups: Ups) -> None:
+    for args, message in (
         (("web", "--", "no-such-program"), "no-such-program cannot be run"),
         (("web-9", "--", "true"), "web-9"),
         (("--attempt", "9", "web-0", "--", "true"), "attempt 9"),
     ):
-        code, out, err = run(ups, *words)
+        code, out, err = run(ups, *args)
         assert (code, out) == (125, b""), err
-        assert said in err
-    assert run(ups, "-t", "web", "--", "true")[0] == 2, "the standard input is no terminal"
+        assert message in err
+    assert run(ups, "-t", "web", "--", "true")[0] == 2, "stdin is not a terminal"
     assert run(ups, "node/x", "--", "true")[0] == 2
 
 
 def sleeping(seconds: str) -> bool:
-    """Whether anybody sleeps for so long."""
-    for place in Path("/proc").iterdir():
+    """Return whether a process `sleep SECONDS` exists."""
+    for process in Path("/proc").iterdir():
         with suppress(OSError):
-            if place.name.isdigit() and (place / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
+            if process.name.isdigit() and (process / "cmdline").read_bytes() == f"sleep\0{seconds}\0".encode():
                 return True
     return False
 
 
-def test_who_leaves_ends_the_command_with_all_that_came_of_it(ups: Ups) -> None:
-    seconds = [f"300.{os.getpid()}{which}" for which in (1, 2)]  # by which they are found: in a sandbox it has other numbers
-    words = [REMIT, "exec", "web-0", "--", "sh", "-c", f"setsid sleep {seconds[0]} & sleep {seconds[1]}"]
-    process = subprocess.Popen(words, env=ups.env, stdout=subprocess.PIPE, text=True)
+def test_interrupted_exec_stops_the_command_and_its_children(ups: Ups) -> None:
+    seconds = [
+        f"300.{os.getpid()}{number}"
+        for number in (1, 2)
+        # Unique arguments identify the processes, because a sandbox hides their pids.
+    ]
+    args = [REMIT, "exec", "web-0", "--", "sh", "-c", f"setsid sleep {seconds[0]} & sleep {seconds[1]}"]
+    process = subprocess.Popen(args, env=ups.env, stdout=subprocess.PIPE, text=True)
     try:
         ups.until("both run", lambda: all(map(sleeping, seconds)))
         process.send_signal(signal.SIGINT)
         assert process.wait(20) in (130, -signal.SIGINT)
-        ups.until("nothing of it is left", lambda: not any(map(sleeping, seconds)))
+        ups.until("both are stopped", lambda: not any(map(sleeping, seconds)))
     finally:
         process.kill()
         process.wait()
@@ -110,10 +114,10 @@ def test_who_leaves_ends_the_command_with_all_that_came_of_it(ups: Ups) -> None:
 
 
 class Terminal:
-    def __init__(self, ups: Ups, *words: str) -> None:
+    def __init__(self, ups: Ups, *args: str) -> None:
         self.pid, self._keys = pty.fork()
         if self.pid == 0:
-            os.execve(REMIT, [REMIT, "exec", *words], {**ups.env, "TERM": "xterm-256color"})
+            os.execve(REMIT, [REMIT, "exec", *args], {**ups.env, "TERM": "xterm-256color"})
         self.told = b""
 
     def resize(self, rows: int, columns: int) -> None:
@@ -141,7 +145,7 @@ class Terminal:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_a_terminal_there_is_as_one_here(ups: Ups) -> None:
+def test_remote_terminal_has_size_and_signals_of_the_local_one(ups: Ups) -> None:
     terminal = Terminal(ups, "-it", "web", "--", "sh")
     terminal.resize(33, 111)
     terminal.type(b"stty size; echo $TERM\n")
@@ -161,26 +165,26 @@ def test_a_terminal_there_is_as_one_here(ups: Ups) -> None:
     assert terminal.end() == 9
 
 
-def test_without_a_terminal_of_its_own_a_command_does_not_steer_ours(ups: Ups) -> None:
-    words = ("web", "--", "printf", r"\033]0;title\007\033[31mred\033[0m\n")
-    tamed, raw = Terminal(ups, *words), Terminal(ups, "--raw", *words)
-    assert (tamed.end(), raw.end()) == (0, 0)
-    assert b"\\x1b]0;title\\x07red\r\n" in tamed.told
-    assert b"\x1b" not in tamed.told
+def test_output_without_tty_is_escaped_unless_raw(ups: Ups) -> None:
+    args = ("web", "--", "printf", r"\033]0;title\007\033[31mred\033[0m\n")
+    escaped, raw = Terminal(ups, *args), Terminal(ups, "--raw", *args)
+    assert (escaped.end(), raw.end()) == (0, 0)
+    assert b"\\x1b]0;title\\x07red\r\n" in escaped.told
+    assert b"\x1b" not in escaped.told
     assert b"\x1b]0;title\x07\x1b[31mred\x1b[0m\r\n" in raw.told
-    assert run(ups, *words)[1] == b"\x1b]0;title\x07\x1b[31mred\x1b[0m\n", "into a pipe, as it was written"
+    assert run(ups, *args)[1] == b"\x1b]0;title\x07\x1b[31mred\x1b[0m\n", "output to a pipe must be unchanged"
 
 
-def test_it_ends_with_its_replica_even_if_it_does_not_listen(ups: Ups) -> None:
-    words = [REMIT, "exec", "web-1", "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"]
-    process = subprocess.Popen(words, env=ups.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def test_command_ends_with_its_replica_even_if_it_ignores_sigterm(ups: Ups) -> None:
+    args = [REMIT, "exec", "web-1", "--", "sh", "-c", "trap '' TERM; echo up; while :; do sleep 1; done"]
+    process = subprocess.Popen(args, env=ups.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
-    began = time.monotonic()
+    start = time.monotonic()
     assert ups.remit("scale", "web", "--replicas", "1").returncode == 0
     _, err = process.communicate(timeout=25)
     assert process.returncode == 137, err
-    assert "its replica ended" in err
-    assert time.monotonic() - began < 20, "sooner than the grace of the replica, which has ended by itself"
+    assert "replica" in err
+    assert time.monotonic() - start < 20, "it must end with the process of the replica, not after its grace period"
     code, _, err = run(ups, "web-1", "--", "true")
     assert code == 125, err

@@ -1,4 +1,4 @@
-"""Are secrets made, shown and turned as people do it, and is no value of them anywhere? A real server, and all of its files."""
+"""Secrets and configs against a real server: no secret value appears in any output or file."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_explain import settled
+from tests.integration.cli.test_explain import write_scope
 from tests.integration.cli.test_read_commands import Scope
 
-CANARY = "canary-7c1f-that-nobody-may-see"
+CANARY = "canary-7c1f-of-a-secret"
 
 
 @pytest.fixture(scope="module")
 def scope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scope]:
     root = tmp_path_factory.mktemp("sealed")
-    settled(root / "data")
-    found = Scope(root)
+    write_scope(root / "data")
+    leaks = Scope(root)
     try:
-        yield found
+        yield leaks
     finally:
-        found.process.terminate()
-        assert found.process.wait(20) == 0
-        assert found.process.stdout is not None
-        found.process.stdout.close()
+        leaks.process.terminate()
+        assert leaks.process.wait(20) == 0
+        assert leaks.process.stdout is not None
+        leaks.process.stdout.close()
 
 
 def manifest(value: str) -> str:
@@ -37,36 +37,36 @@ spec: {{data: {{password: {value}}}}}
 """
 
 
-def test_a_secret_is_made_shown_by_its_keys_and_turned__and_its_value_is_nowhere(scope: Scope) -> None:
+def test_secret_value_appears_in_no_output_and_no_file(scope: Scope) -> None:
     """A21."""
-    said = [
-        scope.told("create", "secret", "db", "--from-file", "password=-", "--from-literal", "user=ann", stdin=CANARY),
-        scope.told("get", "secrets"),
-        scope.told("get", "secrets", "-o", "json"),
-        scope.told("get", "secret", "db", "-o", "yaml"),
-        scope.told("describe", "secret/db"),
-        scope.told("plan", "-f", "-", stdin=manifest(CANARY + "-new")),
-        scope.told("diff", "-f", "-", code=1, stdin=manifest(CANARY + "-new")),
-        scope.told("apply", "-f", "-", stdin=manifest(CANARY + "-new")),
-        scope.told("apply", "-f", "-", stdin=manifest(CANARY + "-new")),
-        scope.told("events"),
-        scope.told("audit"),
-        scope.told("backup", str(scope.root / "kept.backup")),
-        scope.told("support-bundle", "--output", str(scope.root / "bundle.tar.gz")),
-        scope.told("secrets", "rotate"),
-        scope.told("secrets", "rotate", "--forget"),
-        scope.told("get", "secrets"),
+    outputs = [
+        scope.output("create", "secret", "db", "--from-file", "password=-", "--from-literal", "user=ann", stdin=CANARY),
+        scope.output("get", "secrets"),
+        scope.output("get", "secrets", "-o", "json"),
+        scope.output("get", "secret", "db", "-o", "yaml"),
+        scope.output("describe", "secret/db"),
+        scope.output("plan", "-f", "-", stdin=manifest(CANARY + "-new")),
+        scope.output("diff", "-f", "-", code=1, stdin=manifest(CANARY + "-new")),
+        scope.output("apply", "-f", "-", stdin=manifest(CANARY + "-new")),
+        scope.output("apply", "-f", "-", stdin=manifest(CANARY + "-new")),
+        scope.output("events"),
+        scope.output("audit"),
+        scope.output("backup", str(scope.root / "kept.backup")),
+        scope.output("support-bundle", "--output", str(scope.root / "bundle.tar.gz")),
+        scope.output("secrets", "rotate"),
+        scope.output("secrets", "rotate", "--forget"),
+        scope.output("get", "secrets"),
     ]
-    assert said[0] == "secret/db created, with 2 keys\n"
-    assert f"password ({len(CANARY)} B), user (3 B)" in said[1]
-    assert "spec.data.password" in said[6] and "(hidden)" in said[6]
-    assert "replaced" in said[7] and "unchanged" in said[8]
-    assert said[13].startswith("1 secrets are sealed with a new key, ") and "; 2 can be opened with" in said[13]
-    assert "; 1 can be opened with" in said[14]
-    for text in said:
+    assert outputs[0] == "secret/db created, with 2 keys\n"
+    assert f"password ({len(CANARY)} B), user (3 B)" in outputs[1]
+    assert "spec.data.password" in outputs[6] and "(hidden)" in outputs[6]
+    assert "replaced" in outputs[7] and "unchanged" in outputs[8]
+    assert outputs[13].startswith("1 secrets resealed with a new key, ") and "keys that can unseal: 2" in outputs[13]
+    assert "keys that can unseal: 1" in outputs[14]
+    for text in outputs:
         assert CANARY not in text and "remit:sealed" not in text
-    found = [path for path in sorted(scope.root.rglob("*")) if path.is_file() and CANARY.encode() in path.read_bytes()]
-    assert not found, "no file of the server has it: store, log of writes, audit, keys; nor a backup"
+    leaks = [path for path in sorted(scope.root.rglob("*")) if path.is_file() and CANARY.encode() in path.read_bytes()]
+    assert not leaks, "no file may contain the value: store, write-ahead log, audit, keys, backup"
     keys = (scope.root / "data" / "seal.keys").read_bytes().split()
     assert not any(key in (scope.root / "kept.backup").read_bytes() for key in keys)
     with tarfile.open(scope.root / "bundle.tar.gz") as bundle:
@@ -76,23 +76,23 @@ def test_a_secret_is_made_shown_by_its_keys_and_turned__and_its_value_is_nowhere
 
 
 @pytest.mark.smoke
-def test_a_refusal_says_no_value_again(scope: Scope, tmp_path: Path) -> None:
-    for wrong in ("[canary-list]", "47114711", "{canary: map}"):
-        done = scope.run("apply", "-f", "-", stdin=manifest(wrong))
+def test_refused_secret_is_reported_without_its_value(scope: Scope, tmp_path: Path) -> None:
+    for invalid in ("[canary-list]", "47114711", "{canary: map}"):
+        done = scope.run("apply", "-f", "-", stdin=manifest(invalid))
         assert done.returncode == 1, done
         assert "canary" not in done.stdout + done.stderr and "4711" not in done.stdout + done.stderr, done.stderr
     twice = ("--from-literal", "a=1", "--from-literal", "a=2")
-    assert "is said twice" in scope.complained("create", "secret", "x", *twice, code=2)
+    assert "is given twice" in scope.error("create", "secret", "x", *twice, code=2)
 
 
-def test_a_config_is_made_and_replaced_and_work_begins_anew_with_it(scope: Scope, tmp_path: Path) -> None:
+def test_config_is_created_replaced_and_read_after_a_restart(scope: Scope, tmp_path: Path) -> None:
     (tmp_path / "app.toml").write_text("mode = 'live'\n")
     file = str(tmp_path / "app.toml")
-    assert scope.told("create", "config", "app", "--from-file", file) == "config/app created, with 1 key\n"
-    assert "exists" in scope.complained("create", "config", "app", "--from-literal", "a=b")
-    assert scope.told("create", "config", "app", "--from-literal", "a=b", "--replace") == "config/app replaced, with 1 key\n"
+    assert scope.output("create", "config", "app", "--from-file", file) == "config/app created, with 1 key\n"
+    assert "exists" in scope.error("create", "config", "app", "--from-literal", "a=b")
+    assert scope.output("create", "config", "app", "--from-literal", "a=b", "--replace") == "config/app replaced, with 1 key\n"
     assert scope.json("get", "config", "app")["spec"]["data"] == {"a": "b"}
     before = scope.json("get", "workload", "web")["metadata"]["generation"]
-    told = scope.told("rollout", "restart", "web")
-    assert f"begins anew, as generation {before + 1}" in told
+    output = scope.output("rollout", "restart", "web")
+    assert f"restarted as generation {before + 1}" in output
     assert scope.json("get", "workload", "web")["metadata"]["generation"] == before + 1

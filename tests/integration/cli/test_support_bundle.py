@@ -1,4 +1,4 @@
-"""Is all in a support bundle that a report needs, and nothing that nobody else may see?"""
+"""Support bundles contain the diagnostics, and no secrets."""
 
 from __future__ import annotations
 
@@ -45,27 +45,27 @@ spec:
 
 @pytest.fixture
 def ups(tmp_path: Path) -> Iterator[Ups]:
-    found = Ups(tmp_path)
+    files = Ups(tmp_path)
     try:
-        yield found
+        yield files
     finally:
-        found.end()
+        files.end()
 
 
 def parts(file: Path) -> dict[str, str]:
     with tarfile.open(file) as tar:
-        return {one.name.removeprefix("remit-support/"): tar.extractfile(one).read().decode() for one in tar}  # type: ignore[union-attr]
+        return {member.name.removeprefix("remit-support/"): tar.extractfile(member).read().decode() for member in tar}  # type: ignore[union-attr]
 
 
-def test_a_bundle_has_what_a_report_needs__and_no_canary_is_in_it(ups: Ups, tmp_path: Path) -> None:
+def test_bundle_contains_diagnostics_and_no_secrets(ups: Ups, tmp_path: Path) -> None:
     """A21."""
     ups.start("--nodes", "1", "--log-level", "debug")
-    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    ups.until("the context is stored", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
     ups.ready(1)
     applied = ups.remit("apply", "-f", "-", stdin=HOSTILE)
     assert applied.returncode == 0, applied.stderr
     token = (ups.data / "server" / "token").read_text().strip()
-    ups.remit("get", "workload", token)  # people paste: it comes into the log of requests as a path
+    ups.remit("get", "workload", token)  # a pasted token ends up in a request path, and so in the request log
     ups.remit("get", "workload", f"remit_{'k7' * 20}")
     with (ups.data / "agent.log").open("a") as log:
         log.write(f"it said: Authorization: Bearer {CANARY}-of-a-log password={CANARY}-in-words https://ann:{CANARY}@host/\n")
@@ -74,7 +74,7 @@ def test_a_bundle_has_what_a_report_needs__and_no_canary_is_in_it(ups: Ups, tmp_
     done = ups.remit("support-bundle", "-o", str(file), "--data", str(ups.data))
     assert done.returncode == 0, done.stderr
     assert file.stat().st_mode & 0o777 == 0o600 and file.stat().st_size < 4 << 20
-    found = parts(file)
+    files = parts(file)
     for private in (
         CANARY,
         token,
@@ -82,29 +82,34 @@ def test_a_bundle_has_what_a_report_needs__and_no_canary_is_in_it(ups: Ups, tmp_
         sha256(token.encode()).hexdigest(),
         (ups.data / "server" / "seal.keys").read_text()[:20],
     ):
-        held = [name for name, text in found.items() if private in text]
-        assert not held, f"{private!r} is in {held}"
+        leaks = [name for name, text in files.items() if private in text]
+        assert not leaks, f"{private!r} is in {leaks}"
 
-    assert json.loads(found["status.json"])["scope"] == "local"
-    support = json.loads(found["support.json"])
+    assert json.loads(files["status.json"])["scope"] == "local"
+    support = json.loads(files["support.json"])
     assert support["counts"]["secret"] == 1 and support["tasks"] and support["threads"] and support["settings"]["leads"] is True
     assert any("accepted" in line for line in support["log"])
-    assert "remit_replicas{" in found["metrics.txt"] and json.loads(found["nodes.json"])["items"]
-    assert json.loads(found["workloads.json"])["items"][0]["metadata"]["name"] == "sleeper"
-    assert json.loads(found["account.json"])["items"] and "logs/agent.log" in found and json.loads(found["doctor.json"])
-    assert ups.remit("support-bundle", "-o", str(file)).returncode == 1  # it is there already
+    assert "remit_replicas{" in files["metrics.txt"] and json.loads(files["nodes.json"])["items"]
+    assert json.loads(files["workloads.json"])["items"][0]["metadata"]["name"] == "sleeper"
+    assert json.loads(files["account.json"])["items"] and "logs/agent.log" in files and json.loads(files["doctor.json"])
+    assert ups.remit("support-bundle", "-o", str(file)).returncode == 1  # the file exists
 
 
-def test_what_looks_like_a_secret_is_taken_out_of_any_part() -> None:
+def test_redactor_removes_known_and_recognisable_secrets() -> None:
     clean = Redactor(("a-known-word",))
-    told = clean(
+    redacted = clean(
         "x.json", json.dumps({"spec": {"env": {"A": CANARY}, "data": CANARY, "token": CANARY, "name": "web"}}).encode()
     )
-    assert CANARY.encode() not in told and b"web" in told
+    assert CANARY.encode() not in redacted and b"web" in redacted
     text = f"remit_{'a1' * 12} Bearer {CANARY} {'ab' * 32} a-known-word token={CANARY}"
     text += f" -----BEGIN KEY-----\n{CANARY}\n-----END KEY-----"
-    said = clean("x.txt", text.encode()).decode()
-    assert CANARY not in said and "ab" * 16 not in said and "a1a1" not in said and "a-known-word" not in said
-    cut = clean("x.json", b'{"half": "remit_' + b"z9" * 20)
-    assert b"z9z9" not in cut
+    redacted_text = clean("x.txt", text.encode()).decode()
+    assert (
+        CANARY not in redacted_text
+        and "ab" * 16 not in redacted_text
+        and "a1a1" not in redacted_text
+        and "a-known-word" not in redacted_text
+    )
+    truncated = clean("x.json", b'{"half": "remit_' + b"z9" * 20)
+    assert b"z9z9" not in truncated
     assert len(clean("x.txt", b"y" * (8 << 20))) <= 4 << 20

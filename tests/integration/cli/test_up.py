@@ -1,4 +1,4 @@
-"""Does `remit up` run work, outlive a kill, say when it runs already, and leave nothing behind? Real processes throughout."""
+"""`remit up` and `remit down` with real processes: kills, restarts and cleanup."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ spec:
 
 
 class Ups:
-    """`remit up` on one directory, started as often as a test wants."""
+    """Starts `remit up` on one data directory, and runs commands against it."""
 
     def __init__(self, root: Path) -> None:
-        root.chmod(0o1777)  # work runs as somebody else, and leaves its marks here
+        root.chmod(0o1777)  # replicas run as another user and write here
         self.data = root / "data"
         self.env = {**os.environ, "REMIT_CONFIG": str(root / "config.yaml"), "NO_COLOR": "1"}
         self._log = root / "log"
         self._running: list[subprocess.Popen[bytes]] = []
 
-    def start(self, *words: str) -> subprocess.Popen[bytes]:
-        command = [REMIT, "up", "--data", str(self.data), "--listen", "127.0.0.1:0", "--beat", BEAT, *words]
+    def start(self, *args: str) -> subprocess.Popen[bytes]:
+        command = [REMIT, "up", "--data", str(self.data), "--listen", "127.0.0.1:0", "--beat", BEAT, *args]
         with self._log.open("ab") as out:
             process = subprocess.Popen(command, stdout=out, stderr=out, env=self.env, start_new_session=True)
         self._running.append(process)
         return process
 
-    def remit(self, *words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def remit(self, *args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [REMIT, *words], input=stdin, env=self.env, capture_output=True, text=True, check=False, timeout=60
+            [REMIT, *args], input=stdin, env=self.env, capture_output=True, text=True, check=False, timeout=60
         )
 
     def items(self, kind: str) -> list[Any]:
-        done = self.remit("get", kind, "-o", "json")
-        return list(json.loads(done.stdout)["items"]) if done.returncode == 0 and done.stdout else []
+        message = self.remit("get", kind, "-o", "json")
+        return list(json.loads(message.stdout)["items"]) if message.returncode == 0 and message.stdout else []
 
     def until(self, what: str, holds: Callable[[], bool]) -> None:
         until = time.monotonic() + 40
@@ -76,18 +76,18 @@ class Ups:
 
     def ready(self, count: int) -> None:
         self.until(
-            "nodes are ready", lambda: sum(one["status"].get("health") == "ready" for one in self.items("nodes")) >= count
+            "nodes are ready", lambda: sum(item["status"].get("health") == "ready" for item in self.items("nodes")) >= count
         )
 
     def serving(self) -> dict[str, tuple[int, int]]:
-        """Of each replica that its node tells of: its attempt and its process."""
-        done = self.remit("top", "replicas", "-o", "json")
-        found = json.loads(done.stdout)["items"] if done.returncode == 0 and done.stdout else []
-        attempts = {one["metadata"]["name"]: one["status"].get("attempt", 1) for one in self.items("replicas")}
-        return {one["replica"]: (attempts[one["replica"]], one["pid"]) for one in found if one.get("phase") == "serving"}
+        """Return attempt and pid of the serving replicas that nodes report."""
+        message = self.remit("top", "replicas", "-o", "json")
+        items_ = json.loads(message.stdout)["items"] if message.returncode == 0 and message.stdout else []
+        attempts = {item["metadata"]["name"]: item["status"].get("attempt", 1) for item in self.items("replicas")}
+        return {item["replica"]: (attempts[item["replica"]], item["pid"]) for item in items_ if item.get("phase") == "serving"}
 
-    def pid(self, which: str) -> int:
-        return int((self.data / "agent" / "run" / f"{which}.pid").read_text())
+    def pid(self, name: str) -> int:
+        return int((self.data / "agent" / "run" / f"{name}.pid").read_text())
 
     def end(self) -> None:
         self.remit("down", "--data", str(self.data))
@@ -97,16 +97,16 @@ class Ups:
             process.wait()
         shutil.rmtree(
             AgentDirectory(self.data / "agent").work, ignore_errors=True
-        )  # they may be elsewhere: world/process/isolation.py
+        )  # may be outside of the data directory, see world/process/isolation.py
 
 
 @pytest.fixture
 def ups(tmp_path: Path) -> Iterator[Ups]:
-    found = Ups(tmp_path)
+    items_ = Ups(tmp_path)
     try:
-        yield found
+        yield items_
     finally:
-        found.end()
+        items_.end()
 
 
 def alive(pid: int) -> bool:
@@ -117,10 +117,10 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_killed_and_started_again__what_runs_is_the_same_and_down_leaves_nothing(ups: Ups) -> None:
-    """F36, F20: all of the control plane dies at once, and resumes from what is stored; the work never noticed."""
+def test_killed_up_resumes_with_the_same_processes_and_down_stops_all(ups: Ups) -> None:
+    """F36, F20: the whole control plane is killed and resumes from its store; replicas continue to run."""
     first = ups.start("--nodes", "2")
-    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    ups.until("the context is stored", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
     ups.ready(2)
     assert ups.remit("apply", "-f", "-", "--wait", stdin=SERVICE).returncode == 0
     ups.until("both serve", lambda: len(ups.serving()) == 2)
@@ -136,50 +136,49 @@ def test_killed_and_started_again__what_runs_is_the_same_and_down_leaves_nothing
     assert all(alive(pid) for _, pid in before.values())
     assert ups.remit("get", "nodes").returncode == 1
     ups.start("--nodes", "2")
-    ups.until("it answers again", lambda: ups.remit("get", "nodes").returncode == 0)
-    ups.until("the nodes tell again", lambda: len(ups.serving()) == 2)
+    ups.until("the server responds again", lambda: ups.remit("get", "nodes").returncode == 0)
+    ups.until("the nodes report again", lambda: len(ups.serving()) == 2)
     assert ups.serving() == before
 
     pids = [ups.pid("agent"), ups.pid("keeper"), *(pid for _, pid in before.values())]
-    told = ups.remit("down", "--data", str(ups.data))
-    assert told.returncode == 0, told.stderr
-    assert "has ended" in told.stdout
+    message = ups.remit("down", "--data", str(ups.data))
+    assert message.returncode == 0, message.stderr
+    assert "stopped" in message.stdout
     assert not [pid for pid in pids if alive(pid)]
-    assert ups.remit("down", "--data", str(ups.data)).stdout.startswith("nothing runs")
+    assert ups.remit("down", "--data", str(ups.data)).stdout.startswith("nothing is running")
 
 
-def test_its_agent_is_killed__it_is_started_again_and_adopts(ups: Ups) -> None:
+def test_killed_agent_is_restarted_and_adopts_replicas(ups: Ups) -> None:
     """F36."""
     ups.start("--nodes", "1")
-    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    ups.until("the context is stored", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
     ups.ready(1)
     assert ups.remit("apply", "-f", "-", "--wait", stdin=SERVICE).returncode == 0
     ups.until("both serve", lambda: len(ups.serving()) == 2)
     before, agent = ups.serving(), ups.pid("agent")
     os.kill(agent, signal.SIGKILL)
     ups.until("another agent runs", lambda: ups.pid("agent") != agent and alive(ups.pid("agent")))
-    ups.until("it tells of both", lambda: len(ups.serving()) == 2)
+    ups.until("it reports both", lambda: len(ups.serving()) == 2)
     assert ups.serving() == before
 
 
-def test_up_and_its_agent_and_keeper_are_killed__down_ends_what_is_left(ups: Ups) -> None:
+def test_down_stops_replicas_left_by_killed_up_agent_and_keeper(ups: Ups) -> None:
     first = ups.start("--nodes", "1")
-    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    ups.until("the context is stored", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
     ups.ready(1)
     assert ups.remit("apply", "-f", "-", "--wait", stdin=SERVICE).returncode == 0
     ups.until("both serve", lambda: len(ups.serving()) == 2)
     work = [pid for _, pid in ups.serving().values()]
     first.kill()
     first.wait()
-    for which in ("agent", "keeper"):
-        os.kill(ups.pid(which), signal.SIGKILL)
+    for name in ("agent", "keeper"):
+        os.kill(ups.pid(name), signal.SIGKILL)
     assert all(alive(pid) for pid in work)
-    told = ups.remit("down", "--data", str(ups.data))
-    assert told.returncode == 0, told.stderr
+    message = ups.remit("down", "--data", str(ups.data))
+    assert message.returncode == 0, message.stderr
     assert not [pid for pid in work if alive(pid)]
 
 
-@pytest.mark.smoke
 def test_scheduler_and_controllers_reach_the_authority_without_http(ups: Ups) -> None:
     """Without nodes no agent runs, so that any call of the component routes would come from a scheduler or a controller."""
     ups.start("--nodes", "0")
@@ -188,7 +187,7 @@ def test_scheduler_and_controllers_reach_the_authority_without_http(ups: Ups) ->
 
     def reasons() -> list[str]:
         conditions = [item["status"].get("conditions", []) for item in ups.items("workloads")]
-        return [found["reason"] for several in conditions for found in several if found["type"] == "Scheduled"]
+        return [item["reason"] for items in conditions for item in items if item["type"] == "Scheduled"]
 
     ups.until(
         "controllers report that the scheduler found no node", lambda: bool(reasons()) and len(ups.items("replicas")) == 2
@@ -199,33 +198,34 @@ def test_scheduler_and_controllers_reach_the_authority_without_http(ups: Ups) ->
     assert not [line for line in routes if 'route="ask"' in line or 'route="follow"' in line or 'route="claim"' in line]
 
 
-def test_regions_are_dealt_out_over_the_nodes(ups: Ups) -> None:
+@pytest.mark.smoke
+def test_regions_are_assigned_to_nodes_in_turn(ups: Ups) -> None:
     ups.start("--nodes", "4", "--regions", "eu-central,eu-west")
-    ups.until("the context is there", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
+    ups.until("the context is stored", lambda: Path(ups.env["REMIT_CONFIG"]).exists())
     ups.ready(4)
-    regions = [one["spec"]["region"] for one in ups.items("nodes")]
+    regions = [item["spec"]["region"] for item in ups.items("nodes")]
     assert sorted(regions) == ["eu-central", "eu-central", "eu-west", "eu-west"]
-    assert {one["metadata"]["name"] for one in ups.items("regions")} == {"eu-central", "eu-west"}
+    assert {item["metadata"]["name"] for item in ups.items("regions")} == {"eu-central", "eu-west"}
 
 
-def test_a_directory_that_is_too_deep_for_a_socket_is_refused_at_once(ups: Ups) -> None:
-    done = ups.remit("up", "--data", str(ups.data / ("deep" * 30)))
-    assert done.returncode == 1
-    assert "shorter directory with --data" in done.stderr
+def test_too_long_socket_path_is_refused_at_once(ups: Ups) -> None:
+    result = ups.remit("up", "--data", str(ups.data / ("deep" * 30)))
+    assert result.returncode == 1
+    assert "shorter directory with --data" in result.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("args", "message"),
     [
         (("--listen", "0.0.0.0:7420"), "listen on 127.0.0.1"),
         (("--listen", "nowhere"), "127.0.0.1:7420"),
-        (("--beat", "1ms"), "beat"),
+        (("--beat", "1ms"), "out of range"),
         (("--regions", ","), "--regions"),
         (("--nodes", "-1"), "--nodes"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_cure(ups: Ups, words: tuple[str, ...], told: str) -> None:
-    done = ups.remit("up", "--data", str(ups.data), *words)
-    assert done.returncode in (1, 2)
-    assert told in done.stderr
-    assert "Traceback" not in done.stderr
+def test_invalid_option_is_refused_with_a_fix(ups: Ups, args: tuple[str, ...], message: str) -> None:
+    result = ups.remit("up", "--data", str(ups.data), *args)
+    assert result.returncode in (1, 2)
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr

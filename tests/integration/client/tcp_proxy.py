@@ -1,4 +1,4 @@
-"""A wire between a client and a server that is cut when a test wants it. No test is in here."""
+"""A TCP proxy between client and server that tests can cut. Contains no tests."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager, suppress
 
 
 class Proxy:
-    """Passes bytes both ways. `lose`: which requests, by their bytes, are passed on and never answered; counted in `lost`."""
+    """Passes bytes both ways. `lose` selects requests, by their bytes, whose answer is dropped; counted in `lost`."""
 
     def __init__(self, port: int) -> None:
         self.port = port
-        """Of the server."""
+        """Port of the server."""
         self.lose: Callable[[bytes], bool] = lambda _: False
         self.lost = 0
         self._open: set[asyncio.StreamWriter] = set()
 
     def cut(self) -> None:
-        """Every connection, now."""
+        """Abort every connection."""
         for writer in tuple(self._open):
             writer.transport.abort()
 
@@ -29,32 +29,32 @@ class Proxy:
             writer.transport.abort()
             return
         self._open |= {writer, far_writer}
-        deaf = asyncio.Event()
+        losing = asyncio.Event()
         try:
             async with asyncio.TaskGroup() as group:
-                back = group.create_task(self._back(far_reader, writer, deaf))
-                await self._there(reader, far_writer, deaf)
-                if not deaf.is_set():
+                back = group.create_task(self._return(far_reader, writer, losing))
+                await self._forward(reader, far_writer, losing)
+                if not losing.is_set():
                     back.cancel()
         finally:
             self._open -= {writer, far_writer}
             writer.transport.abort()
             far_writer.transport.abort()
 
-    async def _there(self, reader: asyncio.StreamReader, far: asyncio.StreamWriter, deaf: asyncio.Event) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, far: asyncio.StreamWriter, losing: asyncio.Event) -> None:
         with suppress(OSError):
             while piece := await reader.read(65_536):
                 if self.lose(piece):
                     self.lost += 1
-                    deaf.set()
+                    losing.set()
                 far.write(piece)
                 await far.drain()
 
-    async def _back(self, far: asyncio.StreamReader, writer: asyncio.StreamWriter, deaf: asyncio.Event) -> None:
-        """An answer that is not to be heard is waited for, so that the deed is done; then all is cut."""
+    async def _return(self, far: asyncio.StreamReader, writer: asyncio.StreamWriter, losing: asyncio.Event) -> None:
+        """A lost answer is still awaited, so that the server has acted; then the connection is aborted."""
         with suppress(OSError):
             while piece := await far.read(65_536):
-                if deaf.is_set():
+                if losing.is_set():
                     break
                 writer.write(piece)
                 await writer.drain()
@@ -64,21 +64,21 @@ class Proxy:
 @asynccontextmanager
 async def proxied(port: int) -> AsyncGenerator[tuple[Proxy, str], None]:
     proxy = Proxy(port)
-    talks: set[asyncio.Task[None]] = set()
+    connections: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        talks.add(task)
+        connections.add(task)
         with suppress(asyncio.CancelledError):
             await proxy.connected(reader, writer)
-        talks.discard(task)
+        connections.discard(task)
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     try:
         yield proxy, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
-        for talk in tuple(talks):
-            talk.cancel()
-        await asyncio.gather(*talks, return_exceptions=True)
+        for connection in tuple(connections):
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)

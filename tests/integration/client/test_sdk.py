@@ -1,4 +1,4 @@
-"""Does the SDK lose nothing and do nothing twice against a real `remit server`, killed, ended and cut off?"""
+"""The SDK loses no change and applies nothing twice against a real `remit server` that is killed, stopped and cut off."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def workload(name: str, replicas: int = 1) -> Workload:
 
 
 @contextmanager
-def controlled(server: Server) -> Iterator[None]:
-    """With controllers beside it: what is deleted goes once they have ended its replicas."""
+def with_controllers(server: Server) -> Iterator[None]:
+    """Run controllers beside the server: a deleted workload goes once they have ended its replicas."""
     url, text = f"http://127.0.0.1:{server.port}", "a-token-of-controllers"
     spec = TokenSpec(role="controllers", digest=token_digest(text), expires="2999-01-01T00:00:00Z")
     with BlockingApi(url, server.token) as api:
@@ -69,43 +69,43 @@ def blocking_to(server: Server) -> BlockingApi:
     return BlockingApi(f"http://127.0.0.1:{server.port}", server.token, tenant="acme")
 
 
-class Believer:
-    """Follows a watch, and knows what it was told."""
+class WatchMirror:
+    """Follows a watch and mirrors its objects."""
 
     def __init__(self) -> None:
-        self.known: dict[str, str] = {}
+        self.objects: dict[str, str] = {}
         self.synced = 0
         self.breaks: list[str] = []
-        self.twice: list[str] = []
+        self.repeated: list[str] = []
         self._told: dict[str, int] = {}
 
-    async def follow(self, told: AsyncGenerator[Any, None]) -> None:
-        async for event in told:
+    async def follow(self, events: AsyncGenerator[Any, None]) -> None:
+        async for event in events:
             match event:
                 case Changed(object=Config() as one):
                     name, revision = one.metadata.name, one.metadata.revision
                     if self._told.get(name, 0) >= revision:
-                        self.twice.append(f"{name}@{revision}")
+                        self.repeated.append(f"{name}@{revision}")
                     self._told[name] = revision
-                    self.known[name] = one.spec.data["text"]
+                    self.objects[name] = one.spec.data["text"]
                 case Deleted(name=name):
-                    del self.known[name]
+                    del self.objects[name]
                 case Synced():
                     self.synced += 1
                 case Bookmark():
                     pass
 
-    async def until(self, wanted: dict[str, str]) -> None:
+    async def until(self, expected: dict[str, str]) -> None:
         async with asyncio.timeout(30):
-            while self.known != wanted:  # noqa: ASYNC110 - it is another task that learns
+            while self.objects != expected:  # noqa: ASYNC110 - changed by another task
                 await asyncio.sleep(0.02)
 
 
-def test_no_change_is_lost_and_none_told_twice_over_three_lives_of_the_server(tmp_path: Path) -> None:
-    """Each life ends by kill -9 in the middle of writes, under a watch that is left alone."""
+def test_watch_misses_and_repeats_nothing_over_three_server_lives(tmp_path: Path) -> None:
+    """Each life ends by kill -9 during writes, under a watch that continues."""
 
     async def main() -> None:
-        believer, wanted, port = Believer(), dict[str, str](), 0
+        mirror, expected, port = WatchMirror(), dict[str, str](), 0
         following: asyncio.Task[None] | None = None
         watching: Api | None = None
         for life in range(3):
@@ -115,24 +115,24 @@ def test_no_change_is_lost_and_none_told_twice_over_three_lives_of_the_server(tm
                     if watching is None:
                         await api.apply([ACME])
                         watching = api_to(server)
-                        told = watching.watch(Config, silence_s=5, lost=believer.breaks.append)
-                        following = asyncio.create_task(believer.follow(told))
+                        events = watching.watch(Config, silence_s=5, lost=mirror.breaks.append)
+                        following = asyncio.create_task(mirror.follow(events))
                     for turn in range(20):
                         name = f"c{turn % 7}"
-                        if turn % 7 == 3 and name in wanted:
+                        if turn % 7 == 3 and name in expected:
                             await api.delete(Config, name)
-                            del wanted[name]
+                            del expected[name]
                         else:
-                            wanted[name] = f"{life}-{turn}"
-                            await api.replace(config(name, wanted[name]))
+                            expected[name] = f"{life}-{turn}"
+                            await api.replace(config(name, expected[name]))
                     if life == 1:
-                        await believer.until(wanted)
+                        await mirror.until(expected)
                 server.kill()
         with Server(tmp_path / "data", f"127.0.0.1:{port}"):
-            await believer.until(wanted)
-            assert believer.twice == []
-            assert len(believer.breaks) >= 2
-            assert believer.synced >= 2
+            await mirror.until(expected)
+            assert mirror.repeated == []
+            assert len(mirror.breaks) >= 2
+            assert mirror.synced >= 2
             assert following is not None and not following.done()
             following.cancel()
             await asyncio.gather(following, return_exceptions=True)
@@ -143,8 +143,8 @@ def test_no_change_is_lost_and_none_told_twice_over_three_lives_of_the_server(tm
 
 
 @pytest.mark.smoke
-def test_a_write_whose_answer_is_lost_is_done_once(tmp_path: Path) -> None:
-    """The wire is cut after the server has taken the request, and before its answer is through."""
+def test_write_with_lost_answer_is_applied_once(tmp_path: Path) -> None:
+    """The connection is cut after the server has got the request and before its answer arrives."""
 
     async def main() -> None:
         with Server(tmp_path / "data") as server:
@@ -157,7 +157,7 @@ def test_a_write_whose_answer_is_lost_is_done_once(tmp_path: Path) -> None:
 
                 proxy.lose = lose_twice
                 made = await api.create(workload("web"))
-                assert proxy.lost == 2, "it was asked three times"
+                assert proxy.lost == 2, "the request was sent three times"
                 assert (made.metadata.generation, made.spec.replicas) == (1, 1)
                 proxy.lost = 0
                 patched = await api.patch(Workload, "web", {"spec": {"replicas": 7}})
@@ -175,39 +175,39 @@ def test_a_write_whose_answer_is_lost_is_done_once(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_watch_over_a_wire_that_is_cut_again_and_again_arrives_at_what_there_is(tmp_path: Path) -> None:
+def test_watch_over_unstable_connection_converges(tmp_path: Path) -> None:
     async def main() -> None:
         with Server(tmp_path / "data") as server:
             async with proxied(server.port) as (proxy, url), api_to(server) as direct, api_to(server, url) as api:
                 await direct.apply([ACME])
-                believer, wanted = Believer(), dict[str, str]()
-                following = asyncio.create_task(believer.follow(api.watch(Config, lost=believer.breaks.append)))
+                mirror, expected = WatchMirror(), dict[str, str]()
+                following = asyncio.create_task(mirror.follow(api.watch(Config, lost=mirror.breaks.append)))
                 for turn in range(60):
-                    wanted[f"c{turn % 9}"] = str(turn)
+                    expected[f"c{turn % 9}"] = str(turn)
                     await direct.replace(config(f"c{turn % 9}", str(turn)))
                     if turn % 12 == 7:
                         proxy.cut()
-                await believer.until(wanted)
-                assert believer.twice == []
-                assert believer.breaks
+                await mirror.until(expected)
+                assert mirror.repeated == []
+                assert mirror.breaks
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
 
     asyncio.run(main())
 
 
-def test_a_server_that_ends_well_says_so_to_its_watchers(tmp_path: Path) -> None:
+def test_server_shutdown_is_announced_to_watchers(tmp_path: Path) -> None:
     async def main() -> None:
         breaks: list[str] = []
         with Server(tmp_path / "data") as server:
-            async with api_to(server) as api, aclosing(api.watch(Region, lost=breaks.append)) as told:
-                assert isinstance(await anext(told), Synced)
-                assert isinstance(await anext(told), Bookmark)
+            async with api_to(server) as api, aclosing(api.watch(Region, lost=breaks.append)) as events:
+                assert isinstance(await anext(events), Synced)
+                assert isinstance(await anext(events), Bookmark)
                 code, said = await asyncio.to_thread(server.end)
                 assert (code, said) == (0, "")
                 with Server(tmp_path / "data", f"127.0.0.1:{server.port}"):
                     async with asyncio.timeout(30):
-                        while not isinstance(await anext(told), Synced):
+                        while not isinstance(await anext(events), Synced):
                             pass
         assert breaks[0] == "shutdown"
 
@@ -215,7 +215,7 @@ def test_a_server_that_ends_well_says_so_to_its_watchers(tmp_path: Path) -> None
 
 
 @pytest.mark.smoke
-def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
+def test_every_sdk_call_works_against_real_server(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:
         server.until_ready()
         with blocking_to(server) as api:
@@ -253,7 +253,9 @@ def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
             assert api.list(Workload, labels="app=no").items == []
             everywhere = api.list(Workload, tenant=ALL_TENANTS, fields="spec.type=service")
             assert [one.metadata.name for one in everywhere.items] == ["web"]
-            assert [one.metadata.name for one in api.list(Replica).items] == ["web-0", "web-1"], "they came with it"
+            assert [one.metadata.name for one in api.list(Replica).items] == ["web-0", "web-1"], (
+                "its replicas are created with it"
+            )
 
             assert api.explain(Workload, "web")["kind"] == "workload"
             assert api.capacity(web, 5)
@@ -269,7 +271,7 @@ def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
             operation = Operation(api.issue(), Actor("me", Role.SCHEDULER), Acquire("scheduler", Duration(10_000)))
             with pytest.raises(ApiError) as caught:
                 api.claims([operation])
-            assert caught.value.status == 401, "people make no claims: they declare"
+            assert caught.value.status == 401, "users may not submit claims"
             mine = token_digest("a-token-of-a-scheduler")
             spec = TokenSpec(role="scheduler", digest=mine, expires="2999-01-01T00:00:00Z")
             api.create(Token(metadata=Metadata(name="s"), spec=spec))
@@ -278,7 +280,7 @@ def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
                 assert isinstance(first[0], Accepted)
                 assert program.claims([operation]) == first
             assert api.delete(Workload, "web", expect=read.metadata.revision).action == "marked"
-            assert api.get(Workload, "web").metadata.deleting, "its replicas are left, and nobody here ends them"
+            assert api.get(Workload, "web").metadata.deleting, "its replicas remain without controllers"
             api.create(workload("idle", 0))
             assert api.delete(Workload, "idle").action == "deleted"
             with pytest.raises(ApiError) as caught:
@@ -286,7 +288,7 @@ def test_every_call_is_understood_by_a_real_server(tmp_path: Path) -> None:
             assert caught.value.code == "not_found"
 
 
-def test_a_dry_run_writes_nothing_although_it_names_an_operation(tmp_path: Path) -> None:
+def test_dry_run_with_operation_id_writes_nothing(tmp_path: Path) -> None:
     with (
         Server(tmp_path / "data") as server,
         BlockingApi(f"http://127.0.0.1:{server.port}", server.token, tenant="acme") as api,
@@ -301,7 +303,7 @@ def test_a_dry_run_writes_nothing_although_it_names_an_operation(tmp_path: Path)
         assert api.get(Workload, "web") == before
 
 
-def test_a_component_reaches_its_server_by_one_link(tmp_path: Path) -> None:
+def test_component_uses_one_connection_to_server(tmp_path: Path) -> None:
     async def main() -> None:
         world = production()
         with Server(tmp_path / "data") as server:
@@ -325,13 +327,13 @@ def test_a_component_reaches_its_server_by_one_link(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
+def test_examples_of_sdk_page_run(tmp_path: Path) -> None:
     programs = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "sdk.md").read_text(), re.M | re.S)
     assert len(programs) == 5
     with Server(tmp_path / "data") as server:
         server.until_ready()
         env = {**os.environ, "REMIT_SERVER": f"http://127.0.0.1:{server.port}", "REMIT_TOKEN": server.token}
-        with controlled(server):
+        with with_controllers(server):
             for program in programs:
                 done = subprocess.run(
                     [sys.executable, "-W", "error", "-c", program],

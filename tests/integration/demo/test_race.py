@@ -1,4 +1,4 @@
-"""Does `remit demo` show what it promises, and does it notice when that is not so? Faults are planted in the store it uses."""
+"""`remit demo race` shows what it claims and notices violations, which are planted in its store."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ REMIT = Path(sys.executable).parent / "remit"
 GPU = ("node-gpu-4", "gpu-0")
 
 
-def shown(*arguments: str, **env: str) -> tuple[int, str]:
-    """As a user would run it: a process of its own, its output piped."""
+def run_demo(*arguments: str, **env: str) -> tuple[int, str]:
+    """Run the demo as a user would: in its own process, with its output piped."""
     command = [str(REMIT), "demo", "race", "--rounds", "10", *arguments]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=120)
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_demo_kills_restarts_and_gives_account(tmp_path: Path) -> None:
-    """F01, F02: two schedulers race for one GPU, and the answers that the kill swallowed are found again."""
+def test_demo_kills_restarts_and_reports(tmp_path: Path) -> None:
+    """F01, F02: two schedulers race for one GPU, and answers lost by the kill are found again."""
     data = tmp_path / "data"
-    code, said = shown("--data", str(data), COLUMNS="80")
-    assert code == 0, said
-    flat = " ".join(said.split())
+    code, output = run_demo("--data", str(data), COLUMNS="80")
+    assert code == 0, output
+    flat = " ".join(output.split())
     killed = re.search(r"SIGKILL to process (\d+) in round 6", flat)
     after = re.search(r"Restarted: process (\d+) took over .* \(epoch 2\)", flat)
     assert killed and after and killed[1] != after[1]
@@ -67,92 +67,92 @@ def test_the_demo_kills_restarts_and_gives_account(tmp_path: Path) -> None:
         assert f"✓ {name} " in flat
     assert "device_taken" in flat and "fix device freed" in flat
     assert "One owner, balanced books, nothing lost." in flat
-    assert "✗" not in said
+    assert "✗" not in output
     assert (data / FILE_NAME).is_file()
-    lines = [line.replace(str(data), "DATA") for line in said.splitlines()]
+    lines = [line.replace(str(data), "DATA") for line in output.splitlines()]
     assert not [line for line in lines if len(line) > 80 or line != line.rstrip()]
 
 
 @pytest.mark.smoke
-def test_without_a_terminal_there_is_no_colour_and_no_progress_bar() -> None:
-    code, said = shown()
-    assert code == 0, said
-    assert "\x1b" not in said and "\r" not in said and "━" not in said
+def test_output_without_terminal_has_no_colour_or_progress_bar() -> None:
+    code, output = run_demo()
+    assert code == 0, output
+    assert "\x1b" not in output and "\r" not in output and "━" not in output
 
 
-def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
+def test_nonempty_directory_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("keep")
-    code, said = shown("--data", str(tmp_path))
+    code, output = run_demo("--data", str(tmp_path))
     assert code == 2
-    assert "name another directory" in said
+    assert "name another directory" in output
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 @pytest.mark.parametrize("part", ["place", "race"])
-def test_a_directory_that_cannot_be_made_is_said_in_a_line(part: str) -> None:
+def test_unusable_directory_is_reported_in_one_line(part: str) -> None:
     result = CliRunner().invoke(demo, [part, "--data", "/dev/null/here"])
     assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
     assert "The demo failed: " in result.output and "/dev/null/here cannot be used" in result.output
 
 
-def test_missing_manifests_are_told_with_a_cure(tmp_path: Path) -> None:
-    code, said = shown("--examples", str(tmp_path))
+def test_missing_manifests_are_reported_with_fix(tmp_path: Path) -> None:
+    code, output = run_demo("--examples", str(tmp_path))
     assert code == 2
-    assert "--examples" in said
+    assert "--examples" in output
 
 
-def test_outside_a_checkout_no_path_of_the_installation_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_error_outside_checkout_names_no_installation_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     installed = tmp_path / "lib" / "python3.11" / "site-packages" / "remit" / "cli" / "demo.py"
     monkeypatch.setattr(sys.modules["remit.demo.demo_command"], "__file__", str(installed))
     (tmp_path / "mine").mkdir()
     monkeypatch.chdir(tmp_path / "mine")
     result = CliRunner().invoke(demo, ["race"])
     assert result.exit_code == 2
-    said = " ".join(result.output.split())
-    assert f"are not in {tmp_path}/mine/examples; they come with the repository" in said
-    assert f"{tmp_path}/lib" not in said
+    output = " ".join(result.output.split())
+    assert f"are not in {tmp_path}/mine/examples; they come with the repository" in output
+    assert f"{tmp_path}/lib" not in output
 
 
-def test_the_longer_race_of_the_help_is_longer() -> None:
-    said = CliRunner().invoke(demo, ["race", "--help"]).output
-    longer = re.search(r"--rounds (\d+) --seed 7 +a longer race", said)
+def test_help_example_is_longer_than_default() -> None:
+    output = CliRunner().invoke(demo, ["race", "--help"]).output
+    longer = re.search(r"--rounds (\d+) --seed 7 +a longer race", output)
     assert longer and int(longer[1]) > ROUNDS
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(0, "0 had no answer and were"), (1, "1 had no answer and was"), (2, "2 had no answer and were")]
+    ("count", "expected"), [(0, "0 had no answer and were"), (1, "1 had no answer and was"), (2, "2 had no answer and were")]
 )
-def test_one_was_sent_again_and_two_were(tmp_path: Path, count: int, told: str) -> None:
+def test_retried_operations_are_worded_by_count(tmp_path: Path, count: int, expected: str) -> None:
     world = production()
     race = Race(tmp_path, tmp_path / "s", world, world.randomness, 2)
     race.retried = count
-    assert _one_outcome(race).result.startswith(f"{told} retried with the same id")
+    assert _one_outcome(race).result.startswith(f"{expected} retried with the same id")
 
 
 @pytest.mark.mounts
 @pytest.mark.parametrize("size", ["16k", "200k", "1m"])
-def test_a_full_disk_ends_the_demo_soon_with_the_reason_and_a_cure(tmp_path: Path, size: str) -> None:
-    """F11: before the store is there, while the stage is set, and in the race. Not only that a deadline passed."""
+def test_full_disk_ends_demo_soon_with_reason_and_fix(tmp_path: Path, size: str) -> None:
+    """F11: before the store exists, while objects are created, and during the race. Not merely an expired deadline."""
     with small_disk(tmp_path / "disk", size) as disk:
         began = time.monotonic()
-        code, said = shown("--rounds", "500", "--data", str(disk / "data"))
+        code, output = run_demo("--rounds", "500", "--data", str(disk / "data"))
         took_s = time.monotonic() - began
-    assert code == 1, said
-    assert "The demo failed: the authority c" in said
-    assert str(disk / "data") in said.split("The demo failed:")[1]
-    assert "disk is full" in said and "free space there" in said
-    assert "Traceback" not in said
-    assert took_s < 60, f"took {took_s:.1f} s"  # three at leisure; a busy machine takes longer
+    assert code == 1, output
+    assert "The demo failed: the authority c" in output
+    assert str(disk / "data") in output.split("The demo failed:")[1]
+    assert "disk is full" in output and "free space there" in output
+    assert "Traceback" not in output
+    assert took_s < 60, f"took {took_s:.1f} s"  # three without load; a busy machine takes longer
 
 
-class Deaf:
+class NoRecorder:
     def sent(self, operations: object) -> None: ...
 
     def answered(self, ids: object, verdicts: object, epoch: int) -> None: ...
 
 
-def test_why_there_is_no_verdict_travels_over_the_socket(tmp_path: Path) -> None:
-    """The demo waits a little for a store that cannot write, and then ends; a restart, which is silent, it waits for."""
+def test_endpoint_errors_are_preserved_over_socket(tmp_path: Path) -> None:
+    """The demo waits briefly for a store that cannot write, and then ends; it waits longer for a silent restart."""
     failures: list[EndpointError] = [OutcomeUnknown("torn"), NotLeader("b", "deposed"), Overloaded(7, "full"), Overloaded(8)]
 
     class Failing:
@@ -161,9 +161,9 @@ def test_why_there_is_no_verdict_travels_over_the_socket(tmp_path: Path) -> None
         async def status(self) -> AuthorityStatus:
             raise failures[0]
 
-    async def scene() -> None:
+    async def scenario() -> None:
         world, authority = production(address_of(tmp_path / "s")), cast(Authority, Failing())
-        watched = RecordingEndpoint(tmp_path / "s", Deaf(), world.clock)
+        watched = RecordingEndpoint(tmp_path / "s", NoRecorder(), world.clock)
         async with world.link.serve(AUTHORITY, EpochStampingService(authority)):
             while failures:
                 expected = failures[0]
@@ -180,31 +180,33 @@ def test_why_there_is_no_verdict_travels_over_the_socket(tmp_path: Path) -> None
                         await asyncio.sleep(0.05)
         await world.offload.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-# -- planted faults ------------------------------------------------------------------------------------------------------
+# -- planted violations --------------------------------------------------------------------------------------------------
 
 Plant = Callable[[Path], Awaitable[None]]
 
 
-async def garbage_in_the_file(data: Path) -> None:
+async def overwrite_with_garbage(data: Path) -> None:
     with (data / FILE_NAME).open("r+b") as file:
         file.write(os.urandom(8192))
 
 
-async def emptied(data: Path) -> None:
-    for path in sorted(data.glob("*")):  # noqa: ASYNC240 - nothing else runs meanwhile
+async def delete_files(data: Path) -> None:
+    for path in sorted(data.glob("*")):  # noqa: ASYNC240 - nothing else runs
         path.unlink()
 
 
-async def shortened_log(data: Path) -> None:
+async def truncate_log(data: Path) -> None:
     log = data / f"{FILE_NAME}-wal"
     os.truncate(log, log.stat().st_size // 2)
 
 
-async def written(data: Path, change: Callable[[SqliteStore], Awaitable[tuple[list[tuple[str, bytes]], list[str]]]]) -> None:
-    """One batch by a writer that breaks the law but not the chain."""
+async def commit_directly(
+    data: Path, change: Callable[[SqliteStore], Awaitable[tuple[list[tuple[str, bytes]], list[str]]]]
+) -> None:
+    """Commit a batch that breaks the rules but not the chain."""
     store = await SqliteStore.open(data, offload=OneThread(), holder="planted", incarnation="planted")
     try:
         puts, deletes = await change(store)
@@ -214,14 +216,14 @@ async def written(data: Path, change: Callable[[SqliteStore], Awaitable[tuple[li
         await store.close()
 
 
-async def forgotten_outcome(data: Path) -> None:
+async def forget_outcome(data: Path) -> None:
     async def change(store: SqliteStore) -> tuple[list[tuple[str, bytes]], list[str]]:
         return [], [row.key for row in (await store.range(batch_key(1)[:-4])).rows[5:7]]
 
-    await written(data, change)
+    await commit_directly(data, change)
 
 
-async def second_owner(data: Path) -> None:
+async def add_second_owner(data: Path) -> None:
     async def change(store: SqliteStore) -> tuple[list[tuple[str, bytes]], list[str]]:
         rows = (await store.range("replica/")).rows
         replicas = {row.key: replica for row in rows if isinstance(replica := decode(row.value), Replica)}
@@ -229,7 +231,7 @@ async def second_owner(data: Path) -> None:
         name, other = next((key, one) for key, one in replicas.items() if one.status.phase is Phase.PENDING)
         return [(name, encode(replace(other, status=owner.status)))], []
 
-    await written(data, change)
+    await commit_directly(data, change)
 
 
 def between_kill_and_restart(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
@@ -254,7 +256,7 @@ def after_the_race(monkeypatch: pytest.MonkeyPatch, plant: Plant, data: Path) ->
     monkeypatch.setattr(Race, "stop", planted)
 
 
-def failed(data: Path) -> str:
+def failing_output(data: Path) -> str:
     result = CliRunner().invoke(demo, ["race", "--rounds", "4", "--data", str(data)])
     assert result.exit_code == 1, result.output
     assert isinstance(result.exception, SystemExit), result.exception
@@ -262,63 +264,65 @@ def failed(data: Path) -> str:
     return " ".join(result.output.split())
 
 
-def test_garbage_in_the_store_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """F13: the restarted process refuses to serve what it cannot believe."""
-    between_kill_and_restart(monkeypatch, garbage_in_the_file)
-    said = failed(tmp_path / "data")
-    assert "The demo failed: the authority could not take over" in said
-    assert "restore a backup" in said
+def test_garbage_in_store_is_reported_with_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """F13: the restarted process refuses to serve a damaged store."""
+    between_kill_and_restart(monkeypatch, overwrite_with_garbage)
+    output = failing_output(tmp_path / "data")
+    assert "The demo failed: the authority could not take over" in output
+    assert "restore a backup" in output
 
 
-def test_a_store_that_was_emptied_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    between_kill_and_restart(monkeypatch, emptied)
-    assert "acknowledged operations are lost" in failed(tmp_path / "data")
+def test_emptied_store_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    between_kill_and_restart(monkeypatch, delete_files)
+    assert "acknowledged operations are lost" in failing_output(tmp_path / "data")
 
 
-def test_a_store_that_went_back_in_time_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    between_kill_and_restart(monkeypatch, shortened_log)
-    assert "acknowledged operations are lost" in failed(tmp_path / "data")
+def test_store_that_lost_its_log_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    between_kill_and_restart(monkeypatch, truncate_log)
+    assert "acknowledged operations are lost" in failing_output(tmp_path / "data")
 
 
-def test_an_acknowledged_operation_that_is_gone_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    between_kill_and_restart(monkeypatch, forgotten_outcome)
-    said = failed(tmp_path / "data")
-    assert re.search(r"✗ nothing lost \d+ operations acknowledged: \d+ have the same verdict in the store, [1-9]\d* lost", said)
-    assert "✗ one outcome each" in said
-    assert "checks failed" in said
+def test_missing_acknowledged_operation_is_counted_as_lost(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    between_kill_and_restart(monkeypatch, forget_outcome)
+    output = failing_output(tmp_path / "data")
+    assert re.search(
+        r"✗ nothing lost \d+ operations acknowledged: \d+ have the same verdict in the store, [1-9]\d* lost", output
+    )
+    assert "✗ one outcome each" in output
+    assert "checks failed" in output
 
 
 @pytest.mark.smoke
-def test_a_second_owner_is_noticed_by_history_and_books(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_second_owner_is_noticed_by_history_and_ledgers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = tmp_path / "data"
-    after_the_race(monkeypatch, second_owner, data)
-    said = failed(data)
+    after_the_race(monkeypatch, add_second_owner, data)
+    output = failing_output(data)
     for name in ("one owner", "never two owners", "one-owner-per-device", "no-excess"):
-        assert f"✗ {name} " in said
-    assert "✓ chain unbroken" in said
+        assert f"✗ {name} " in output
+    assert "✓ chain unbroken" in output
 
 
-def test_a_row_that_was_written_beside_the_chain_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_row_written_outside_chain_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = tmp_path / "data"
 
-    async def beside(data: Path) -> None:
+    async def write_outside_chain(data: Path) -> None:
         from remit.store.protocol import Commit
 
         store = await SqliteStore.open(data, offload=OneThread(), holder="planted", incarnation="planted")
         assert isinstance(await store.commit(Commit(puts=(("note/planted", b"{}"),))), Committed)
         await store.close()
 
-    after_the_race(monkeypatch, beside, data)
-    assert "✗ chain unbroken" in failed(data)
+    after_the_race(monkeypatch, write_outside_chain, data)
+    assert "✗ chain unbroken" in failing_output(data)
 
 
-def left_running(place: bytes) -> list[Path]:
-    """Processes that were started with this path."""
+def running_processes(place: bytes) -> list[Path]:
+    """Processes whose command line contains this path."""
     found = []
-    for told in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):  # it may be gone by now
-            if place in told.read_bytes():
-                found.append(told)
+    for command_line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it may have ended
+            if place in command_line.read_bytes():
+                found.append(command_line)
     return found
 
 
@@ -335,10 +339,10 @@ def test_sigterm_leaves_no_process_and_no_temporary_directory(tmp_path: Path, li
         _, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (128 + signal.SIGTERM, b"")
     assert list(tmp_path.iterdir()) == []
-    assert not left_running(str(tmp_path).encode())
+    assert not running_processes(str(tmp_path).encode())
 
 
-def test_no_process_is_left_behind_when_the_demo_is_interrupted(tmp_path: Path) -> None:
+def test_killed_demo_leaves_no_process(tmp_path: Path) -> None:
     async def interrupted() -> int:
         process = await asyncio.create_subprocess_exec(
             *(str(REMIT), "demo", "race", "--rounds", "500", "--data", str(tmp_path / "data")),
@@ -348,7 +352,7 @@ def test_no_process_is_left_behind_when_the_demo_is_interrupted(tmp_path: Path) 
         assert process.stdout is not None
         while b"The race" not in await process.stdout.readline():
             pass
-        process.kill()  # the hardest way: the child must notice by itself
+        process.kill()  # SIGKILL: the child must notice by itself
         await process.wait()
         return int((tmp_path / "data" / "owner").read_text())
 

@@ -1,4 +1,4 @@
-"""Does the example of plug-ins do what its page says, found as an installed package is? Nothing is fetched or installed."""
+"""The example plug-ins work as documented, found like an installed package. Nothing is downloaded or installed."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ NODES = {
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """What an installer would write down of the package, where the interpreter looks for it."""
+def installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The metadata that an installer would write for the package."""
     project: dict[str, Any] = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
     written = tmp_path / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
     written.mkdir()
@@ -76,15 +76,15 @@ def kernel() -> Kernel:
     return Kernel(columns, ColumnPeerCounts(columns, {}), filters=installed_filters(), scores=scores)
 
 
-def places(told: Kernel, one: Requirements, count: int) -> list[str]:
-    return [list(NODES)[row] for row in told.place_run(told.class_for(one.generation, one), count).rows]
+def places(tested: Kernel, one: Requirements, count: int) -> list[str]:
+    return [list(NODES)[row] for row in tested.place_run(tested.class_for(one.generation, one), count).rows]
 
 
-def test_without_the_package_there_are_no_plug_ins() -> None:
+def test_without_package_there_are_no_plugins() -> None:
     assert installed_filters() == () and installed_scores() == ()
 
 
-def test_the_package_is_found_by_its_entry_points(installed: dict[str, Any]) -> None:
+def test_package_is_found_by_entry_points(installed_package: dict[str, Any]) -> None:
     (filter_,), (score,) = installed_filters(), installed_scores()
     assert (filter_.name, filter_.code, filter_.unblock_events) == (
         "rack-power",
@@ -93,50 +93,50 @@ def test_the_package_is_found_by_its_entry_points(installed: dict[str, Any]) -> 
     )
     assert filter_.reason == "the rack has less power than the workload needs"
     assert (score.name, score.weight, score.static) == ("tier", 5, True)
-    assert installed["dependencies"] == ["remit"]
+    assert installed_package["dependencies"] == ["remit"]
 
 
-def test_work_that_needs_power_goes_where_it_is__and_the_better_tier_first(installed: dict[str, Any]) -> None:
-    told = kernel()
-    assert places(told, ask("hungry", 4), 20) == ["strong-silver"] * 4 + ["strong"] * 4
-    assert places(told, ask("hungrier", 9), 1) == []
-    assert places(told, ask("modest", 2), 40) == ["weak-gold", "odd-gold"] * 8 + ["bare"] * 8
-    assert places(told, ask("late", 1), 1) == []
+def test_filter_and_score_place_work_by_power_and_tier(installed_package: dict[str, Any]) -> None:
+    tested = kernel()
+    assert places(tested, ask("hungry", 4), 20) == ["strong-silver"] * 4 + ["strong"] * 4
+    assert places(tested, ask("hungrier", 9), 1) == []
+    assert places(tested, ask("modest", 2), 40) == ["weak-gold", "odd-gold"] * 8 + ["bare"] * 8
+    assert places(tested, ask("late", 1), 1) == []
 
 
-def test_it_holds_for_each_workload_of_a_scope__and_explain_says_it_in_its_words(installed: dict[str, Any]) -> None:
-    """Where workloads that need the same share one ask, whoever of them came first must not answer for the rest."""
+def test_filter_holds_for_each_workload_and_explanation_uses_its_reason(installed_package: dict[str, Any]) -> None:
+    """Where workloads with equal requirements share a class, the first one must not decide for the rest."""
     weak = ready("n1", "16")
     weak = replace(weak, metadata=replace(weak.metadata, labels={"rack-power": "300"}))
     cluster = Cluster(rich(), weak).work(workload("light", "1")).work(workload("hot", "4", labels={"app": "hot"}))
     rules = RULES._replace(filters=installed_filters(), scores=(*DEFAULT_SCORES, *installed_scores()))
     view = cluster.view()
-    told = {}
+    explanations = {}
     for name in ("light", "hot"):
         generation = view.shapes.find("t1", name, 1)
         assert generation is not None
-        told[name] = explain_pending(view, generation, 0, rules)
-    assert told["light"].verdict == "now"
-    assert (told["hot"].verdict, told["hot"].reason) == ("never", "selector")
-    assert told["hot"].meaning == "the rack has less power than the workload needs"
-    assert told["hot"].unblocks[0].changes[0].what == "rack-power"
+        explanations[name] = explain_pending(view, generation, 0, rules)
+    assert explanations["light"].verdict == "now"
+    assert (explanations["hot"].verdict, explanations["hot"].reason) == ("never", "selector")
+    assert explanations["hot"].meaning == "the rack has less power than the workload needs"
+    assert explanations["hot"].unblocks[0].changes[0].what == "rack-power"
 
 
-def test_it_goes_by_nothing_that_work_of_one_shape_may_differ_in(installed: dict[str, Any]) -> None:
-    told = kernel()
+def test_plugins_ignore_fields_that_differ_within_shape(installed_package: dict[str, Any]) -> None:
+    tested = kernel()
     hot = ask("hungry", 4)
     other = hot._replace(labels={"app": "other", "rack-power": "1"}, generation=("acme", "other", 7))
     for filter_ in installed_filters():
-        answers = [np.asarray(filter_.check(one, told.columns, told.peers)).tolist() for one in (hot, other)]
+        answers = [np.asarray(filter_.check(one, tested.columns, tested.peers)).tolist() for one in (hot, other)]
         assert answers[0] == answers[1] and filter_.applies(hot) is filter_.applies(other) is True
 
 
-def test_a_node_that_gets_more_power_or_another_tier_is_seen(installed: dict[str, Any]) -> None:
-    told = kernel()
+def test_node_with_changed_power_or_tier_is_rescored(installed_package: dict[str, Any]) -> None:
+    tested = kernel()
     hungry = ask("hungry", 9)
-    one = told.class_for("hungry", hungry)
-    assert told.best_row(one) == -1
-    told.columns.put(node("bare", {"rack-power": "1000"}).node)
-    assert told.best_row(one) == 0
-    told.columns.put(node("strong", {"rack-power": "950", "tier": "gold"}).node)
-    assert told.best_row(one) == 2
+    one = tested.class_for("hungry", hungry)
+    assert tested.best_row(one) == -1
+    tested.columns.put(node("bare", {"rack-power": "1000"}).node)
+    assert tested.best_row(one) == 0
+    tested.columns.put(node("strong", {"rack-power": "950", "tier": "gold"}).node)
+    assert tested.best_row(one) == 2

@@ -1,4 +1,4 @@
-"""Three machines in network namespaces of their own, the first wired to both others; nothing of it is seen outside. No test."""
+"""Three machines in network namespaces, the first connected to both others; invisible from outside. Contains no tests."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import NamedTuple
 
 HERE, THERE, YONDER = "10.99.0.1", "10.99.0.2", "10.99.1.2"
 _OTHER = "10.99.1.1"
-"""Of the first machine, on its second wire."""
+"""Address of the first machine on its second link."""
 TOOLS = ("unshare", "nsenter", "ip")
 
 
 class Machines(NamedTuple):
-    """Words to put before a command that is to run there."""
+    """Command prefixes that run a command on each machine."""
 
     here: list[str]
     there: list[str]
     yonder: list[str]
 
 
-def why_not() -> str:
-    """Empty if namespaces may be made; else what is missing."""
+def unsupported_reason() -> str:
+    """Empty if network namespaces can be created, otherwise the reason."""
     if missing := [tool for tool in TOOLS if shutil.which(tool) is None]:
         return f"no {', '.join(missing)} on this machine"
     if os.geteuid() != 0:
@@ -35,7 +35,7 @@ def why_not() -> str:
 
 @contextmanager
 def machines() -> Iterator[Machines]:
-    """They end with the processes that hold them."""
+    """The namespaces end with the processes that hold them."""
     held = [subprocess.Popen(["unshare", "-n", "sh", "-c", "ip link set lo up; echo; exec sleep 600"], stdout=subprocess.PIPE)
             for _ in range(3)]  # fmt: skip
     try:

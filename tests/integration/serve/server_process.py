@@ -1,4 +1,4 @@
-"""How is a real server run and asked in a test? `remit server` as a process, and plain HTTP to it. No test is in here."""
+"""Runs `remit server` as a process, and plain HTTP requests to it. Contains no tests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Reply(NamedTuple):
 
 
 class Server:
-    """One life of a server. It is killed when the test is over with it, however that ends."""
+    """One life of a server. It is killed at the end of the test in any case."""
 
     def __init__(self, data: Path, listen: str = "127.0.0.1:0", *more: str) -> None:
         argv = [sys.executable, "-m", "remit.cli", "server", "--data", str(data), "--listen", listen, "--beat", BEAT, *more]
@@ -62,12 +62,12 @@ class Server:
         self.process.wait()
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Its exit code, and what it said on stderr of things that went wrong; that it refused something is no such thing."""
+        """Stop it; return its exit code and the log lines above level info."""
         self.process.send_signal(number)
         code = self.process.wait(30)
         assert self.process.stderr is not None
-        said = self.process.stderr.read().decode().splitlines(keepends=True)
-        return code, "".join(line for line in said if not line.startswith("{") or json.loads(line)["level"] != "info")
+        lines = self.process.stderr.read().decode().splitlines(keepends=True)
+        return code, "".join(line for line in lines if not line.startswith("{") or json.loads(line)["level"] != "info")
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
@@ -93,11 +93,11 @@ class Server:
     def until_ready(self) -> None:
         until = time.monotonic() + START_S_MAX
         while self.ask("GET", "/readyz").status != 200:
-            assert time.monotonic() < until, "it is never ready"
+            assert time.monotonic() < until, "the server did not become ready"
             time.sleep(0.05)
 
     def watch(self, path: str) -> Iterator[Any]:
-        """Lines until the end, however the other side comes to it."""
+        """Lines until the end, in whatever way the connection ends."""
         connection = self.connect()
         try:
             connection.request("GET", path, headers=self.headers())

@@ -1,4 +1,4 @@
-"""A server over TLS whose agents have their tokens and certificates for seconds: `... DIRECTORY SECONDS`. No test here."""
+"""A TLS server whose agents get tokens and certificates valid for seconds: `... DIRECTORY SECONDS`. Contains no tests."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ async def main(data: Path, seconds: int) -> None:
     world = production()
     enrollment.AGENT_TOKEN_TTL_MS = seconds * 1000  # type: ignore[misc]
     token, _ = read_or_create_token(data / "token", world.ids)
-    secured = TlsOptions(lifetimes=CertificateLifetimes(agent_s=seconds))
+    options = TlsOptions(lifetimes=CertificateLifetimes(agent_s=seconds))
     async with api_server(
         data,
         world,
         listen=ListenAddress(port=0),
         token=token,
         timing=Timing(200),
-        tls_options=secured,
+        tls_options=options,
         report_bug=lambda asked, error: print(asked, error),
     ) as server:
         print(server.url, flush=True)

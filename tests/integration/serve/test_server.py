@@ -1,4 +1,4 @@
-"""Does a real `remit server` keep what it acknowledged, through kills and endings, and stay upright whatever it is sent?"""
+"""A real `remit server` keeps what it acknowledged through kills and shutdowns, and survives malformed input."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WORKLOADS = "/v1/tenants/acme/workloads"
 
 
 @pytest.mark.smoke
-def test_a_server_is_asked_over_http_and_ends_when_told(tmp_path: Path) -> None:
+def test_server_answers_over_http_and_exits_on_signal(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:
         server.until_ready()
         assert stat.S_IMODE((tmp_path / "data" / "token").stat().st_mode) == 0o600
@@ -37,7 +37,7 @@ def test_a_server_is_asked_over_http_and_ends_when_told(tmp_path: Path) -> None:
             "PATCH", f"{WORKLOADS}/web", {"spec": {"replicas": 5}}, **{"Content-Type": "application/merge-patch+json"}
         )
         assert patched.json["spec"]["replicas"] == 5
-        assert server.ask("DELETE", f"{WORKLOADS}/web").status == 202, "the replica that came with it is left"
+        assert server.ask("DELETE", f"{WORKLOADS}/web").status == 202, "the replica created with it remains"
         assert server.ask("PUT", f"{WORKLOADS}/idle", workload("idle", replicas=0)).status == 201
         assert server.ask("DELETE", f"{WORKLOADS}/idle").status == 200
         assert server.ask("GET", f"{WORKLOADS}/idle").status == 404
@@ -45,13 +45,13 @@ def test_a_server_is_asked_over_http_and_ends_when_told(tmp_path: Path) -> None:
         assert server.end() == (0, "")
     with Server(tmp_path / "data") as again:
         assert [one["metadata"]["name"] for one in again.must("GET", "/v1/tenants")["items"]] == ["acme"]
-        code, said = again.end(signal.SIGINT)
-        assert code == 130 and "Traceback" not in said
+        code, output = again.end(signal.SIGINT)
+        assert code == 130 and "Traceback" not in output
 
 
 @pytest.mark.smoke
-def test_after_a_kill_tokens_are_good_as_before_and_can_still_be_revoked_and_used_to_join(tmp_path: Path) -> None:
-    """A03, A04: whoever was let in by the server's first life is turned out by its second."""
+def test_tokens_stay_valid_and_revocable_after_kill(tmp_path: Path) -> None:
+    """A03, A04: a token accepted before the kill can be revoked after it."""
     viewer, join = "remit_" + "v" * 40, "remit_" + "j" * 40
     later = "2999-01-01T00:00:00Z"
     with Server(tmp_path / "data") as first:
@@ -73,8 +73,8 @@ def test_after_a_kill_tokens_are_good_as_before_and_can_still_be_revoked_and_use
         assert other.status == 401, other
 
 
-def test_one_directory_has_one_owner_and_one_port_one_listener(tmp_path: Path) -> None:
-    """And A06: nobody listens beyond this machine."""
+def test_directory_has_one_owner_and_port_one_listener(tmp_path: Path) -> None:
+    """And A06: no listening beyond loopback without TLS."""
     with Server(tmp_path / "data") as server:
         owned = run("--data", str(tmp_path / "data"))
         assert owned.returncode == 1
@@ -87,7 +87,7 @@ def test_one_directory_has_one_owner_and_one_port_one_listener(tmp_path: Path) -
         assert run("--data", str(tmp_path / "other"), "--beat", "1ms").returncode == 2
         (tmp_path / "short").write_text("x\n")
         short = run("--data", str(tmp_path / "other"), "--token-file", str(tmp_path / "short"))
-        assert short.returncode == 1 and "holds no token" in short.stderr
+        assert short.returncode == 1 and "does not contain a token" in short.stderr
     assert all("Traceback" not in one.stderr for one in (owned, taken, away, short))
 
 
@@ -96,9 +96,9 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_watch_goes_on_by_revision_when_its_server_was_killed(tmp_path: Path) -> None:
-    """Every object is told exactly once over three lives of the server, each ended by kill -9 under load."""
-    told: list[str] = []
+def test_watch_continues_by_revision_over_server_kills(tmp_path: Path) -> None:
+    """Every object is sent exactly once over three lives of the server, each ended by kill -9 under load."""
+    received: list[str] = []
     made: list[str] = []
     after = 0
     port = 0
@@ -115,7 +115,7 @@ def test_a_watch_goes_on_by_revision_when_its_server_was_killed(tmp_path: Path) 
                 if line["type"] == "changed":
                     pending.append(line["object"]["metadata"]["name"])
                 elif line["type"] in ("bookmark", "heartbeat"):
-                    told, pending, after = [*told, *pending], [], line["revision"]
+                    received, pending, after = [*received, *pending], [], line["revision"]
             killing.join()
     with Server(tmp_path / "data") as server:
         server.until_ready()
@@ -126,15 +126,15 @@ def test_a_watch_goes_on_by_revision_when_its_server_was_killed(tmp_path: Path) 
                 pending.append(line["object"]["metadata"]["name"])
             elif line["revision"] >= last["metadata"]["revision"]:
                 break
-        told += pending
-        there = {one["metadata"]["name"] for one in all_of(server, WORKLOADS)}
+        received += pending
+        there = {one["metadata"]["name"] for one in list_all(server, WORKLOADS)}
     assert len(made) > 30
     assert set(made) <= there, "an acknowledged write is lost"
-    assert sorted(told) == sorted(there), "told twice, or not at all"
+    assert sorted(received) == sorted(there), "sent twice or not at all"
 
 
-def all_of(server: Server, path: str) -> list[Any]:
-    """Page by page."""
+def list_all(server: Server, path: str) -> list[Any]:
+    """List all pages."""
     items: list[Any] = []
     then = ""
     while True:
@@ -157,14 +157,14 @@ def write_until_killed(server: Server, prefix: str, made: list[str]) -> None:
             assert reply.status == 201, reply
             made.append(name)
     except (OSError, HTTPException):
-        pass  # it was killed, perhaps in the middle of an answer
+        pass  # killed, perhaps while answering
     finally:
         connection.close()
         server.process.kill()
 
 
-def test_a_server_that_is_ended_under_load_answers_what_it_took(tmp_path: Path) -> None:
-    """Every request either got its answer or was never taken: what was acknowledged is there, and nothing was left hanging."""
+def test_shutdown_under_load_answers_accepted_requests(tmp_path: Path) -> None:
+    """Every request was either answered or never accepted: acknowledged writes are kept, and no connection hangs."""
     made: list[list[str]] = [[] for _ in range(8)]
     broken: list[str] = []
     with Server(tmp_path / "data") as server:
@@ -173,27 +173,27 @@ def test_a_server_that_is_ended_under_load_answers_what_it_took(tmp_path: Path) 
         watched: list[Any] = []
         watching = threading.Thread(target=lambda: watched.extend(server.watch("/v1/workloads?watch=true")))
         watching.start()
-        writers = [threading.Thread(target=write_on, args=(server, i, made[i], broken)) for i in range(8)]
+        writers = [threading.Thread(target=write_until_closed, args=(server, i, made[i], broken)) for i in range(8)]
         for writer in writers:
             writer.start()
         time.sleep(1.0)
         began = time.monotonic()
-        code, said = server.end()
+        code, output = server.end()
         took_s = time.monotonic() - began
         for thread in (*writers, watching):
             thread.join(30)
             assert not thread.is_alive()
-        assert (code, said) == (0, "") and took_s < 15
+        assert (code, output) == (0, "") and took_s < 15
     assert not broken, broken
     assert watched[-1]["type"] == "resync" and watched[-1]["reason"] == "shutdown"
     acknowledged = {name for names in made for name in names}
     assert len(acknowledged) > 50
     with Server(tmp_path / "data") as again:
-        found = everything(again)
+        found = all_names(again)
     assert acknowledged == found
 
 
-def write_on(server: Server, number: int, made: list[str], broken: list[str]) -> None:
+def write_until_closed(server: Server, number: int, made: list[str], broken: list[str]) -> None:
     connection = server.connect()
     try:
         for i in range(100_000):
@@ -215,7 +215,7 @@ def write_on(server: Server, number: int, made: list[str], broken: list[str]) ->
         connection.close()
 
 
-def everything(server: Server) -> set[str]:
+def all_names(server: Server) -> set[str]:
     found: set[str] = set()
     rest = ""
     while True:
@@ -227,28 +227,28 @@ def everything(server: Server) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with Server(tmp_path_factory.mktemp("standing") / "data") as server:
         server.until_ready()
         yield server
         assert server.end() == (0, "")
 
 
-def speak(server: Server, said: bytes, *, wait_s: float = 15) -> bytes:
+def exchange(server: Server, sent: bytes, *, wait_s: float = 15) -> bytes:
     with server.raw() as connection:
         connection.settimeout(wait_s)
         try:
-            connection.sendall(said)
-            heard = b""
+            connection.sendall(sent)
+            answer = b""
             while piece := connection.recv(65_536):
-                heard += piece
+                answer += piece
         except (ConnectionError, TimeoutError):
             return b""
-    return heard
+    return answer
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("sent", "status"),
     [
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
         (b"GET / HTTP/9.9\r\n\r\n", b"400"),
@@ -268,56 +268,56 @@ def speak(server: Server, said: bytes, *, wait_s: float = 15) -> bytes:
         (b"BREW /v1/tenants HTTP/1.1\r\nHost: localhost\r\n\r\n", b"400"),
     ],
 )
-def test_what_is_hardly_http_gets_a_problem_and_no_more(standing: Server, said: bytes, status: bytes) -> None:
-    heard = speak(standing, said, wait_s=3) if status != b"200" else first_answer(standing, said)
-    assert heard.startswith(b"HTTP/1.1 " + status), heard[:100]
+def test_malformed_http_gets_problem(shared_server: Server, sent: bytes, status: bytes) -> None:
+    answer = exchange(shared_server, sent, wait_s=3) if status != b"200" else first_answer(shared_server, sent)
+    assert answer.startswith(b"HTTP/1.1 " + status), answer[:100]
     if status != b"200":
-        assert b"application/problem+json" in heard
-        told = json.loads(heard.partition(b"\r\n\r\n")[2])
-        assert told["code"] and told["cure"]
-    assert standing.ask("GET", "/healthz").status == 200
+        assert b"application/problem+json" in answer
+        received = json.loads(answer.partition(b"\r\n\r\n")[2])
+        assert received["code"] and received["cure"]
+    assert shared_server.ask("GET", "/healthz").status == 200
 
 
-def first_answer(server: Server, said: bytes) -> bytes:
+def first_answer(server: Server, sent: bytes) -> bytes:
     with server.raw() as connection:
-        connection.sendall(said)
+        connection.sendall(sent)
         return connection.recv(65_536)
 
 
-def test_a_body_without_end_is_cut_off(standing: Server) -> None:
-    head = f"POST /v1/tenants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {standing.token}\r\n"
+def test_endless_body_is_cut_off(shared_server: Server) -> None:
+    head = f"POST /v1/tenants HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {shared_server.token}\r\n"
     head += "Transfer-Encoding: chunked\r\n\r\n"
     sent = 0
-    with standing.raw() as connection:
+    with shared_server.raw() as connection:
         connection.sendall(head.encode())
         chunk = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
         try:
             for _ in range(400):
                 connection.sendall(chunk)
                 sent += 0x10000
-            heard = connection.recv(65_536)
+            answer = connection.recv(65_536)
         except ConnectionError:
-            heard = b""
-    assert sent < 400 * 0x10000 or heard.startswith(b"HTTP/1.1 413")
-    assert standing.ask("GET", "/healthz").status == 200
+            answer = b""
+    assert sent < 400 * 0x10000 or answer.startswith(b"HTTP/1.1 413")
+    assert shared_server.ask("GET", "/healthz").status == 200
 
 
-def test_a_refusal_arrives_although_the_body_is_still_being_sent(standing: Server) -> None:
-    """Most programs send all of a body before they read: of a connection that is closed meanwhile they hear nothing else."""
+def test_refusal_arrives_while_body_is_still_being_sent(shared_server: Server) -> None:
+    """Most clients send the whole body before they read; if the connection is closed meanwhile, they get no answer."""
     for _ in range(5):
-        connection = standing.connect()
+        connection = shared_server.connect()
         try:
-            reply = ask_on(connection, "POST", "/v1/tenants", b"x" * (8 << 20), standing.headers())
+            reply = ask_on(connection, "POST", "/v1/tenants", b"x" * (8 << 20), shared_server.headers())
         finally:
             connection.close()
         assert reply.status == 413 and reply.json["cure"]
-    assert standing.ask("GET", "/healthz").status == 200
+    assert shared_server.ask("GET", "/healthz").status == 200
 
 
-def test_who_opens_and_says_nothing_is_closed(standing: Server) -> None:
+def test_silent_or_slow_connection_is_closed(shared_server: Server) -> None:
     """A34: slow headers hold a connection for seconds, not for ever."""
     began = time.monotonic()
-    with standing.raw() as silent, standing.raw() as slow:
+    with shared_server.raw() as silent, shared_server.raw() as slow:
         slow.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: ")
         for connection in (silent, slow):
             connection.settimeout(30)
@@ -325,17 +325,17 @@ def test_who_opens_and_says_nothing_is_closed(standing: Server) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_many_connections_at_once_leave_it_upright(standing: Server) -> None:
+def test_server_survives_many_connections(shared_server: Server) -> None:
     held: list[socket.socket] = []
     try:
-        held += [standing.raw() for _ in range(300)]
-        assert standing.ask("GET", "/healthz").status == 200
+        held += [shared_server.raw() for _ in range(300)]
+        assert shared_server.ask("GET", "/healthz").status == 200
     finally:
         for connection in held:
             connection.close()
 
 
-def test_an_idle_server_costs_next_to_nothing(tmp_path: Path) -> None:
+def test_idle_server_uses_little_cpu(tmp_path: Path) -> None:
     with Server(tmp_path / "data") as server:
         server.until_ready()
         before = cpu_ms(server.process.pid)

@@ -1,4 +1,4 @@
-"""Is a server spoken to over TLS by every client, from this machine and from another, and are mistakes told with the cure?"""
+"""TLS from this machine and from another, with every client; mistakes are reported with their fix."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from remit.client.api import Api, Trust, Unanswered
 from remit.client.blocking import BlockingApi
 from remit.model.kinds import Tenant
 from remit.world.net.certificates import CertificateAuthority
-from tests.integration.serve.network_namespaces import HERE, THERE, machines, why_not
+from tests.integration.serve.network_namespaces import HERE, THERE, machines, unsupported_reason
 
 REMIT = str(Path(sys.executable).parent / "remit")
 
 
 @contextmanager
-def serving(data: Path, *words: str, listen: str = "127.0.0.1:0", before: Sequence[str] = ()) -> Iterator[str]:
-    """A server, until it is left; its address."""
-    command = [*before, REMIT, "server", "--data", str(data), "--listen", listen, "--beat", "200ms", *words]
+def serving(data: Path, *options: str, listen: str = "127.0.0.1:0", before: Sequence[str] = ()) -> Iterator[str]:
+    """Run a server while the context is open; yield its address."""
+    command = [*before, REMIT, "server", "--data", str(data), "--listen", listen, "--beat", "200ms", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     try:
         assert process.stdout is not None
@@ -50,30 +50,30 @@ class Done(NamedTuple):
     stderr: str
 
 
-def remit(*words: str, before: Sequence[str] = (), **env: str) -> Done:
-    """In this process, which is quicker; or elsewhere."""
+def remit(*options: str, before: Sequence[str] = (), **env: str) -> Done:
+    """Run in this process, which is faster, or with a command prefix."""
     env = {"REMIT_CONFIG": "/nonexistent/config", "NO_COLOR": "1", **env}
     if not before:
-        ended = CliRunner(env=env).invoke(command_line, words)
+        ended = CliRunner(env=env).invoke(command_line, options)
         assert ended.exception is None or isinstance(ended.exception, SystemExit), ended.exception
         return Done(ended.exit_code, ended.stderr)
     done = subprocess.run(
-        [*before, REMIT, *words], env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=60
+        [*before, REMIT, *options], env={**os.environ, **env}, capture_output=True, text=True, check=False, timeout=60
     )
     return Done(done.returncode, done.stderr)
 
 
 @pytest.mark.smoke
-def test_everybody_speaks_tls_and_mistakes_are_told_with_the_cure(tmp_path: Path) -> None:
+def test_clients_use_tls_and_mistakes_are_reported_with_fix(tmp_path: Path) -> None:
     data = tmp_path / "data"
     other = tmp_path / "other.pem"
     other.write_bytes(CertificateAuthority.create("other").certificate)
     with serving(data, "--tls", "--tls-name", "remit.example") as url:
         token, ca = data / "token", str(data / "tls" / "ca.pem")
         port = url.rpartition(":")[2]
-        asks = ["get", "tenants", "--token-file", str(token)]
-        assert remit(*asks, "--server", url, "--ca-file", ca).returncode == 0
-        assert remit(*asks, "--server", f"https://localhost:{port}", REMIT_CA_FILE=ca).returncode == 0
+        command = ["get", "tenants", "--token-file", str(token)]
+        assert remit(*command, "--server", url, "--ca-file", ca).returncode == 0
+        assert remit(*command, "--server", f"https://localhost:{port}", REMIT_CA_FILE=ca).returncode == 0
         for wrong, cure in (
             (["--server", url], "--ca-file"),
             (["--server", url, "--ca-file", str(other)], "--ca-file"),
@@ -81,7 +81,7 @@ def test_everybody_speaks_tls_and_mistakes_are_told_with_the_cure(tmp_path: Path
             (["--server", url, "--ca-file", str(token)], "--ca-file|ca.pem"),
             (["--server", f"http://127.0.0.1:{port}"], "https://"),
         ):
-            done = remit(*asks, *wrong)
+            done = remit(*command, *wrong)
             assert done.returncode in (1, 2), done
             assert re.search(cure, done.stderr), done.stderr
             assert "Traceback" not in done.stderr
@@ -98,7 +98,7 @@ def test_everybody_speaks_tls_and_mistakes_are_told_with_the_cure(tmp_path: Path
             assert not api.ready()
 
 
-def test_http_where_https_was_written_is_told(tmp_path: Path) -> None:
+def test_https_url_of_plain_server_is_reported(tmp_path: Path) -> None:
     from tests.integration.serve.server_process import Server
 
     with Server(tmp_path / "data") as plain:
@@ -107,8 +107,8 @@ def test_http_where_https_was_written_is_told(tmp_path: Path) -> None:
         assert done.returncode == 1 and "does not use TLS" in done.stderr and "http://" in done.stderr, done.stderr
 
 
-def test_a_certificate_for_another_name_is_told(tmp_path: Path) -> None:
-    """The server has one of its own, and is asked by a name that it does not have."""
+def test_certificate_for_other_name_is_reported(tmp_path: Path) -> None:
+    """The server uses a provided certificate, and is addressed by a name that it does not contain."""
     import trustme
 
     theirs = trustme.CA()
@@ -118,13 +118,13 @@ def test_a_certificate_for_another_name_is_told(tmp_path: Path) -> None:
     leaf.cert_chain_pems[0].write_to_path(str(tmp_path / "own.pem"))
     own = [f"--tls-cert={tmp_path}/own.pem", f"--tls-key={tmp_path}/own.key", f"--tls-ca={tmp_path}/ca.pem"]
     with serving(tmp_path / "data", *own) as url:
-        asks = ["get", "tenants", "--token-file", str(tmp_path / "data" / "token"), "--ca-file", str(tmp_path / "ca.pem")]
-        done = remit(*asks, "--server", url)
+        command = ["get", "tenants", "--token-file", str(tmp_path / "data" / "token"), "--ca-file", str(tmp_path / "ca.pem")]
+        done = remit(*command, "--server", url)
         assert done.returncode == 1 and "is not for 127.0.0.1" in done.stderr and "--tls-name" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("options", "expected"),
     [
         (["--listen", "0.0.0.0:0"], "--tls"),
         (["--listen", "[::]:0"], "--tls"),
@@ -136,27 +136,27 @@ def test_a_certificate_for_another_name_is_told(tmp_path: Path) -> None:
         (["--tls", "--tls-name", "größer.example"], "ASCII"),
     ],
 )
-def test_what_cannot_be_served_is_not_begun(tmp_path: Path, words: list[str], told: str) -> None:
+def test_invalid_tls_options_prevent_start(tmp_path: Path, options: list[str], expected: str) -> None:
     """A06."""
-    done = remit("server", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", *words)
-    assert done.returncode in (1, 2) and told in done.stderr and "Traceback" not in done.stderr, done.stderr
+    done = remit("server", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0", *options)
+    assert done.returncode in (1, 2) and expected in done.stderr and "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
-def test_another_machine_asks_over_tls_and_strangers_are_misdirected(tmp_path: Path) -> None:
-    """A06, A40: with TLS a server listens beyond this machine, and knows by which names it is meant."""
+@pytest.mark.skipif(bool(unsupported_reason()), reason=unsupported_reason() or "-")
+def test_other_machine_connects_over_tls_and_foreign_hosts_are_misdirected(tmp_path: Path) -> None:
+    """A06, A40: with TLS a server listens beyond this machine and knows the names it is addressed by."""
     data = tmp_path / "data"
-    with machines() as wired, serving(data, "--tls", listen=f"{HERE}:7420", before=wired.here) as url:
+    with machines() as machines_, serving(data, "--tls", listen=f"{HERE}:7420", before=machines_.here) as url:
         assert url == f"https://{HERE}:7420"
         ca = str(data / "tls" / "ca.pem")
-        asks = ["get", "tenants", "--token-file", str(data / "token"), "--server", url, "--ca-file", ca]
-        done = remit(*asks, before=wired.there)
+        command = ["get", "tenants", "--token-file", str(data / "token"), "--server", url, "--ca-file", ca]
+        done = remit(*command, before=machines_.there)
         assert done.returncode == 0, done.stderr
 
-        def ask(*words: str) -> str:
+        def ask(*options: str) -> str:
             curl = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--cacert", ca, "-m", "10"]
             token = f"Authorization: Bearer {(data / 'token').read_text().strip()}"
-            done = subprocess.run([*wired.there, *curl, "-H", token, *words], capture_output=True, text=True, check=False)
+            done = subprocess.run([*machines_.there, *curl, "-H", token, *options], capture_output=True, text=True, check=False)
             return done.stdout
 
         assert ask(f"{url}/v1/tenants") == "200"
@@ -165,4 +165,4 @@ def test_another_machine_asks_over_tls_and_strangers_are_misdirected(tmp_path: P
         body = ["-X", "POST", "-H", "Content-Type: application/json", "-d", "{}"]
         assert ask(*body, "-H", "Origin: https://evil.example", f"{url}/v1/tenants") == "403"
         assert ask(*body, "-H", f"Origin: http://{HERE}:7420", f"{url}/v1/tenants") == "403"  # the same host, another scheme
-        assert ask(*body, "-H", f"Origin: {url}", f"{url}/v1/tenants") == "422"  # heard, and judged
+        assert ask(*body, "-H", f"Origin: {url}", f"{url}/v1/tenants") == "422"  # accepted, then found invalid

@@ -1,4 +1,4 @@
-"""Where do disks fill up, turn read-only or fail? Real mounts and a shim of SQLite's file layer; no test is in here."""
+"""Full, read-only and failing disks: real mounts, and a shim of SQLite's file layer. Contains no tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def small_disk(place: Path, size: str) -> Iterator[Path]:
 
 @contextmanager
 def read_only_view(directory: Path, place: Path) -> Iterator[Path]:
-    """The same directory seen through a read-only bind mount: unlike permission bits, it binds root as well."""
+    """The same directory through a read-only bind mount: unlike permission bits, it also restricts root."""
     place.mkdir()
     _system("mount", "--bind", str(directory), str(place))
     try:
@@ -49,7 +49,7 @@ def _system(*command: str) -> None:
 
 
 @asynccontextmanager
-async def opened(directory: Path) -> AsyncIterator[SqliteStore]:
+async def open_store(directory: Path) -> AsyncIterator[SqliteStore]:
     thread = OneThread()
     try:
         store = await SqliteStore.open(directory, offload=thread, holder="tester", incarnation="first")
@@ -62,20 +62,20 @@ async def opened(directory: Path) -> AsyncIterator[SqliteStore]:
 
 
 class Faults:
-    """Which calls of the file layer fail. `arm` sets it for the next calls; SQLite sees an I/O error."""
+    """Calls of the file layer that fail. `arm` sets it for the next calls; SQLite sees an I/O error."""
 
     def __init__(self) -> None:
         self.armed: dict[str, int] = {}
-        self.struck: list[str] = []
+        self.failed_calls: list[str] = []
 
     def arm(self, call: str, times: int = 1) -> None:
         self.armed[call] = times
 
-    def strike(self, call: str) -> bool:
+    def should_fail(self, call: str) -> bool:
         if self.armed.get(call, 0) <= 0:
             return False
         self.armed[call] -= 1
-        self.struck.append(call)
+        self.failed_calls.append(call)
         return True
 
 
@@ -84,7 +84,7 @@ _SHIM = "remit-failing"
 
 @contextmanager
 def failing_files() -> Iterator[Faults]:
-    """While inside, the files that SQLite opens can be made to fail: `sync`, `write` and `read`, of `wal` or `db`."""
+    """While the context is open, files that SQLite opens can be made to fail: `sync`, `write` and `read`, of `wal` or `db`."""
     load_checksums()
     before, faults = "cksmvfs", Faults()
 
@@ -94,17 +94,17 @@ def failing_files() -> Iterator[Faults]:
             self.kind = "wal" if flags[0] & apsw.SQLITE_OPEN_WAL else "db"
 
         def xSync(self, flags: int) -> None:
-            if faults.strike(f"{self.kind} sync"):
+            if faults.should_fail(f"{self.kind} sync"):
                 raise _io_error(apsw.SQLITE_IOERR_FSYNC)
             super().xSync(flags)
 
         def xWrite(self, data: Any, offset: int) -> None:
-            if faults.strike(f"{self.kind} write"):
+            if faults.should_fail(f"{self.kind} write"):
                 raise _io_error(apsw.SQLITE_IOERR_WRITE)
             super().xWrite(data, offset)
 
         def xRead(self, amount: int, offset: int) -> bytes:
-            if faults.strike(f"{self.kind} read"):
+            if faults.should_fail(f"{self.kind} read"):
                 raise _io_error(apsw.SQLITE_IOERR_READ)
             return super().xRead(amount, offset)
 
@@ -120,7 +120,7 @@ def failing_files() -> Iterator[Faults]:
         yield faults
     finally:
         shim.unregister()
-        # Unregistering the default file layer leaves SQLite to choose another: put ours back.
+        # Unregistering the default file layer leaves SQLite to choose another: restore the previous one.
         apsw.set_default_vfs(before)
 
 

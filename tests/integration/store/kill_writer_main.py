@@ -1,9 +1,9 @@
-"""Is anything lost when the process that owns a store is killed? A child writes, the parent kills it, then looks.
+"""Kills the process that owns a store, again and again, and checks that nothing acknowledged is lost.
 
-    python tests/integration/store/kill_writer_main.py --kills 300 --seed 7
+python tests/integration/store/kill_writer_main.py --kills 300 --seed 7
 
-SIGKILL takes the process at any instruction; what it handed to the system survives. So this shows that answers are not given
-too early within the process and that recovery works, not that the disk keeps what fsync promised.
+SIGKILL ends the process at any instruction; what it handed to the system survives. So this shows that answers are not given too
+early within the process and that recovery works, not that the disk keeps what fsync promised.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import NamedTuple
 import apsw
 
 ROOT = Path(__file__).resolve().parents[3]
-# Run as a file, Python looks for imports beside it and not in the repository.
+# Run as a file, Python searches imports beside it and not in the repository.
 sys.path[:0] = [place for place in (str(ROOT), str(ROOT / "src")) if place not in sys.path]
 
 from remit.store import chain  # noqa: E402
@@ -37,7 +37,7 @@ from tests.contracts.stores import OneThread  # noqa: E402
 
 COMMITTERS = 4
 KEPT = 3
-"""Each committer's commit deletes the rows of its commit this many before: deletions are under way at every kill too."""
+"""Each commit deletes the rows of the commit this many before, so that deletions are in progress at every kill too."""
 LIFE_S_MAX = 0.4
 START_S_MAX = 60.0
 
@@ -49,16 +49,16 @@ class Report(NamedTuple):
 
 
 class Acknowledged(NamedTuple):
-    """What one life of the child was told: the last commit of each committer, and the revisions it was answered."""
+    """Acknowledgements of one life of the child: the last commit of each committer, with its revision."""
 
     last: dict[int, tuple[int, int]]
     head_sequence: int
     commits: int
-    complaints: list[str]
+    errors: list[str]
 
 
 def rows_of(committer: int, number: int) -> list[tuple[str, bytes]]:
-    """The rows of a commit follow from its name, so that the parent knows them without being told."""
+    """The rows of a commit are derived from its number, so that the parent can compute them."""
     size = 1 + (committer * 7 + number * 3) % 9
     return [(f"w{committer}/{number:08}/{n}", b"%d of %d" % (n, size) * (1 + number % 40)) for n in range(size)]
 
@@ -66,7 +66,7 @@ def rows_of(committer: int, number: int) -> list[tuple[str, bytes]]:
 # The child
 
 
-def tell(line: str) -> None:
+def emit(line: str) -> None:
     os.write(1, line.encode() + b"\n")
 
 
@@ -79,10 +79,10 @@ async def committer(store: Store, which: int) -> None:
         deletes = tuple(key for key, _ in rows_of(which, number - KEPT)) if number > KEPT else ()
         answer = await store.commit(Commit((Guard(f"w{which}/last", revision),), puts, deletes))
         if not isinstance(answer, Committed):
-            tell(f"V committer {which} was refused: {answer}")
+            emit(f"V committer {which} was refused: {answer}")
             return
         revision = answer.revision
-        tell(f"A {which} {number} {revision}")
+        emit(f"A {which} {number} {revision}")
 
 
 async def chain_writer(store: Store, place: chain.ChainPosition) -> None:
@@ -91,32 +91,32 @@ async def chain_writer(store: Store, place: chain.ChainPosition) -> None:
         head = chain.advance(place.head, pairs, ())
         answer = await store.commit(chain.batch(place, head, pairs))
         if not isinstance(answer, Committed):
-            tell(f"V the chain was refused: {answer}")
+            emit(f"V the chain was refused: {answer}")
             return
         place = chain.ChainPosition(head, answer.revision)
-        tell(f"H {head.sequence} {answer.revision}")
+        emit(f"H {head.sequence} {answer.revision}")
         await asyncio.sleep(0.001)
 
 
 async def watcher(store: Store, after: int) -> None:
     async for event in await store.watch("w1/", after=after):
         if event.after != after:
-            tell(f"V the watch went from {after} to {event.after}")
+            emit(f"V the watch went from {after} to {event.after}")
         after = event.revision
 
 
-async def compactor(store: Store, up_to: int, chance: random.Random) -> None:
+async def compactor(store: Store, up_to: int, rng: random.Random) -> None:
     while True:
-        await asyncio.sleep(chance.uniform(0.02, 0.2))
-        await store.compact(max(0, up_to - chance.randrange(100)))
+        await asyncio.sleep(rng.uniform(0.02, 0.2))
+        await store.compact(max(0, up_to - rng.randrange(100)))
 
 
 async def child(directory: Path, seed: int, compact_up_to: int) -> None:
-    # Small, so that indexing, sweeping and checkpoints are under way at many of the kills.
+    # Small limits, so that indexing, sweeping and checkpoints are in progress at many of the kills.
     maintenance.RECENT_VERSIONS_MAX, maintenance.INDEX_SLICE_KEYS, maintenance.WAL_PAGES_DUE = 300, 40, 60
     maintenance.SWEEP_SLICE_ROWS, maintenance.SWEEP_READ_ROWS, maintenance.SWEEP_KEYS_MAX = 20, 50, 100
     store = await SqliteStore.open(directory, offload=OneThread(), holder=f"child {seed}", incarnation="killed")
-    tell("S")
+    emit("S")
     async with asyncio.TaskGroup() as group:
         for which in range(COMMITTERS):
             group.create_task(committer(store, which))
@@ -128,79 +128,79 @@ async def child(directory: Path, seed: int, compact_up_to: int) -> None:
 # The parent
 
 
-def live_and_die(directory: Path, seed: int, compact_up_to: int, life_s: float) -> Acknowledged:
-    """Start a child, read what it is told, and kill it `life_s` after its store opened."""
+def run_and_kill(directory: Path, seed: int, compact_up_to: int, life_s: float) -> Acknowledged:
+    """Start a child, read its output, and kill it `life_s` after its store opened."""
     command = [sys.executable, __file__, "--child", str(directory), "--seed", str(seed), "--compact", str(compact_up_to)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        fd, told, deadline = process.stdout.fileno(), b"", time.monotonic() + START_S_MAX
+        fd, acknowledged_, deadline = process.stdout.fileno(), b"", time.monotonic() + START_S_MAX
         started = ended = False
         while not ended and (left := deadline - time.monotonic()) > 0:
             if select.select([fd], [], [], left)[0]:
                 piece = os.read(fd, 1 << 16)
-                ended, told = not piece, told + piece
-                if not started and b"S\n" in told:
+                ended, acknowledged_ = not piece, acknowledged_ + piece
+                if not started and b"S\n" in acknowledged_:
                     started, deadline = True, time.monotonic() + life_s
         process.send_signal(signal.SIGKILL)
         while piece := os.read(fd, 1 << 16):
-            told += piece
+            acknowledged_ += piece
         process.wait()
-    complaints = [] if started and not ended else [f"the child did not live until its kill (started: {started})"]
-    return read_told(told, complaints)
+    errors = [] if started and not ended else [f"the child did not live until its kill (started: {started})"]
+    return parse_output(acknowledged_, errors)
 
 
-def read_told(told: bytes, complaints: list[str]) -> Acknowledged:
+def parse_output(acknowledged_: bytes, errors: list[str]) -> Acknowledged:
     last: dict[int, tuple[int, int]] = {}
     sequence = commits = 0
-    # A line that the kill cut short was not heard: only whole ones count.
-    for line in told.decode().split("\n")[:-1]:
-        word, *rest = line.split(" ", 3)
-        if word == "A":
+    # A line that the kill cut short does not count: only complete lines do.
+    for line in acknowledged_.decode().split("\n")[:-1]:
+        kind, *rest = line.split(" ", 3)
+        if kind == "A":
             last[int(rest[0])] = (int(rest[1]), int(rest[2]))
             commits += 1
-        elif word == "H":
+        elif kind == "H":
             sequence = int(rest[0])
             commits += 1
-        elif word == "V":
-            complaints.append(line)
-    return Acknowledged(last, sequence, commits, complaints)
+        elif kind == "V":
+            errors.append(line)
+    return Acknowledged(last, sequence, commits, errors)
 
 
 async def check_committer(store: Store, which: int, acknowledged: tuple[int, int] | None) -> list[str]:
-    """What is there is one whole prefix of the committer's commits, and reaches at least to the last acknowledged one."""
-    said: list[str] = []
+    """The rows are one complete prefix of the committer's commits, at least up to the last acknowledged one."""
+    problems: list[str] = []
     found = {row.key: row for row in (await store.range(f"w{which}/")).rows}
     last = found.pop(f"w{which}/last", None)
     durable = int(last.value) if last else 0
     if acknowledged is not None:
         number, revision = acknowledged
         if not number <= durable <= number + 1:
-            said.append(f"committer {which}: {number} was acknowledged, {durable} is there")
+            problems.append(f"committer {which}: {number} was acknowledged, {durable} is there")
         if last is not None and durable == number and last.revision != revision:
-            said.append(f"committer {which}: {number} was answered revision {revision}, it has {last.revision}")
+            problems.append(f"committer {which}: {number} was answered revision {revision}, it has {last.revision}")
     expected = dict(pair for n in range(max(1, durable - KEPT + 1), durable + 1) for pair in rows_of(which, n))
     if {key: row.value for key, row in found.items()} != expected:
-        said.append(f"committer {which}: half a transaction at {durable}: {sorted(found)}, not {sorted(expected)}")
-    return said
+        problems.append(f"committer {which}: half a transaction at {durable}: {sorted(found)}, not {sorted(expected)}")
+    return problems
 
 
 async def check_history(store: Store, after: int, seen: Head | None) -> tuple[list[str], Head | None]:
-    """Replay what was written since the last look: no revision is missing, and the chain's sequence is unbroken."""
-    said: list[str] = []
+    """Replay the history since the last check: no revision is missing, and the chain's sequence is unbroken."""
+    problems: list[str] = []
     now = await store.revision()
     watch = await store.watch("", after=after)
     stream = aiter(watch)
     while after < now:
         event: WatchEvent = await anext(stream)
         if event.after != after:
-            said.append(f"the history goes from {after} to {event.after}")
+            problems.append(f"the history goes from {after} to {event.after}")
         if event.head is not None and event.span is not None:
             if seen is not None and event.span.first != seen.sequence + 1:
-                said.append(f"the chain goes from {seen.sequence} to {event.span.first}")
+                problems.append(f"the chain goes from {seen.sequence} to {event.span.first}")
             seen = event.head
         after = event.revision
     await watch.close()
-    return said, seen
+    return problems, seen
 
 
 def check_file(directory: Path) -> list[str]:
@@ -221,12 +221,12 @@ class Parent:
         self.checked = 0
         self.seen: Head | None = None
 
-    async def look(self, told: Acknowledged) -> list[str]:
+    async def check(self, acknowledged_: Acknowledged) -> list[str]:
         thread = OneThread()
         try:
             store = await SqliteStore.open(self.directory, offload=thread, holder="parent", incarnation="killed")
             try:
-                return await self._look(store, told)
+                return await self._check(store, acknowledged_)
             finally:
                 await store.close()
         except StoreError as error:
@@ -234,27 +234,29 @@ class Parent:
         finally:
             thread.close()
 
-    async def _look(self, store: SqliteStore, told: Acknowledged) -> list[str]:
-        said = list(told.complaints)
+    async def _check(self, store: SqliteStore, acknowledged_: Acknowledged) -> list[str]:
+        problems = list(acknowledged_.errors)
         for which in range(COMMITTERS):
-            said += await check_committer(store, which, told.last.get(which))
-        if told.head_sequence and store.position.head.sequence - told.head_sequence not in (1, 2):
-            said.append(f"head {told.head_sequence} was acknowledged; reopening made {store.position.head.sequence}")
+            problems += await check_committer(store, which, acknowledged_.last.get(which))
+        if acknowledged_.head_sequence and store.position.head.sequence - acknowledged_.head_sequence not in (1, 2):
+            problems.append(
+                f"head {acknowledged_.head_sequence} was acknowledged; reopening made {store.position.head.sequence}"
+            )
         history, self.seen = await check_history(store, self.checked, self.seen)
         self.checked = await store.revision()
-        return said + history
+        return problems + history
 
 
 def kill_loop(kills: int, seed: int, directory: Path) -> Report:
-    """Kill a writer `kills` times on one store in `directory`; the same seed gives the same moments, as far as clocks do."""
-    chance, parent = random.Random(seed), Parent(directory)
+    """Kill a writer `kills` times on one store in `directory`; a seed determines the moments, as far as clocks do."""
+    rng, parent = random.Random(seed), Parent(directory)
     acknowledged, violations = 0, list[str]()
     for kill in range(1, kills + 1):
-        told = live_and_die(directory, seed * 1_000_003 + kill, parent.checked, chance.uniform(0, LIFE_S_MAX))
-        acknowledged += told.commits
-        said = asyncio.run(parent.look(told)) + check_file(directory)
-        violations += [f"kill {kill}: {what}" for what in said]
-        if kill % 10 == 0 or said:
+        acknowledged_ = run_and_kill(directory, seed * 1_000_003 + kill, parent.checked, rng.uniform(0, LIFE_S_MAX))
+        acknowledged += acknowledged_.commits
+        problems = asyncio.run(parent.check(acknowledged_)) + check_file(directory)
+        violations += [f"kill {kill}: {problem}" for problem in problems]
+        if kill % 10 == 0 or problems:
             print(f"{kill} kills, {acknowledged} commits acknowledged, {len(violations)} violations", file=sys.stderr)
     return Report(kills, acknowledged, violations)
 

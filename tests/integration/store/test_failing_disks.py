@@ -1,4 +1,4 @@
-"""What happens when the place fails: a full disk, a read-only one, another owner? Real mounts and real processes."""
+"""Stores on a full disk, on a read-only one, and with another owner. Real mounts and real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from remit.store.sqlite.backup import restore
 from remit.store.sqlite.database_file import FILE_NAME
 from remit.store.sqlite.directory_lock import LOCK_NAME, DirectoryLock
 from tests.contracts.stores import put, run
-from tests.integration.store.failing_disks import opened, read_only_view, small_disk
+from tests.integration.store.failing_disks import open_store, read_only_view, small_disk
 
 pytestmark = pytest.mark.smoke
 
@@ -26,10 +26,10 @@ ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import asyncio, sys
 from pathlib import Path
-from tests.integration.store.failing_disks import opened
+from tests.integration.store.failing_disks import open_store
 
 async def hold():
-    async with opened(Path(sys.argv[1])):
+    async with open_store(Path(sys.argv[1])):
         print("open", flush=True)
         await asyncio.sleep(600)
 
@@ -38,13 +38,13 @@ asyncio.run(hold())
 
 
 @pytest.mark.mounts
-def test_disk_full__nothing_is_applied_and_reads_go_on__room_again_and_writes_go_on(tmp_path: Path) -> None:
+def test_full_disk_refuses_writes_until_space_is_freed(tmp_path: Path) -> None:
     """F11."""
 
-    async def story(disk: Path) -> None:
+    async def scenario(disk: Path) -> None:
         ballast = disk / "ballast"
         ballast.write_bytes(b"x" * (14 << 20))
-        async with opened(disk / "data") as store:
+        async with open_store(disk / "data") as store:
             kept: dict[str, int] = {}
             with pytest.raises(NoSpace, match="free space"):
                 for n in range(1_000):
@@ -62,17 +62,17 @@ def test_disk_full__nothing_is_applied_and_reads_go_on__room_again_and_writes_go
             assert await put(store, (last, b"v" * 50_000)) == now + 1
             watch = await store.watch("k", after=now)
             assert (await anext(aiter(watch))).revision == now + 1
-        async with opened(disk / "data") as store:
+        async with open_store(disk / "data") as store:
             assert {row.key: row.revision for row in (await store.range("k")).rows} == {**kept, last: now + 1}
 
     with small_disk(tmp_path / "disk", "32m") as disk:
-        run(story(disk))
+        run(scenario(disk))
 
 
 @pytest.mark.mounts
-def test_disk_full__every_waiting_commit_is_refused_and_none_is_half_there(tmp_path: Path) -> None:
-    async def story(disk: Path) -> None:
-        async with opened(disk / "data") as store:
+def test_full_disk_refuses_waiting_commits_as_a_whole(tmp_path: Path) -> None:
+    async def scenario(disk: Path) -> None:
+        async with open_store(disk / "data") as store:
             commits = [Commit(puts=[(f"{n}/{part}", b"v" * 40_000) for part in range(4)]) for n in range(100)]
             answers = await asyncio.gather(*(store.commit(commit) for commit in commits), return_exceptions=True)
             there = {row.key.split("/")[0] for row in (await store.range("")).rows} - {"head"}
@@ -84,13 +84,13 @@ def test_disk_full__every_waiting_commit_is_refused_and_none_is_half_there(tmp_p
             assert len(rows) == 1 + 4 * len(answered)
 
     with small_disk(tmp_path / "disk", "12m") as disk:
-        run(story(disk))
+        run(scenario(disk))
 
 
 @pytest.mark.mounts
-def test_more_is_written_than_the_disk_holds__compaction_reuses_the_space(tmp_path: Path) -> None:
-    async def story(disk: Path) -> None:
-        async with opened(disk / "data") as store:
+def test_compaction_reuses_space_beyond_disk_size(tmp_path: Path) -> None:
+    async def scenario(disk: Path) -> None:
+        async with open_store(disk / "data") as store:
             for round_ in range(400):
                 await put(store, ("same", b"v" * 60_000))
                 if round_ % 20 == 19:
@@ -101,13 +101,13 @@ def test_more_is_written_than_the_disk_holds__compaction_reuses_the_space(tmp_pa
             assert row is not None
 
     with small_disk(tmp_path / "disk", "32m") as disk:
-        run(story(disk))
+        run(scenario(disk))
 
 
 @pytest.mark.mounts
-def test_backup_without_room__no_space_and_no_half_backup(tmp_path: Path) -> None:
-    async def story(disk: Path) -> None:
-        async with opened(tmp_path / "data") as store:
+def test_backup_without_space_fails_and_leaves_no_partial_file(tmp_path: Path) -> None:
+    async def scenario(disk: Path) -> None:
+        async with open_store(tmp_path / "data") as store:
             for n in range(60):
                 revision = await put(store, (f"k{n}", b"v" * 50_000))
             with pytest.raises(NoSpace, match="free space"):
@@ -116,22 +116,22 @@ def test_backup_without_room__no_space_and_no_half_backup(tmp_path: Path) -> Non
             await store.backup(tmp_path / "backup.sqlite")
 
     with small_disk(tmp_path / "disk", "1m") as disk:
-        run(story(disk))
+        run(scenario(disk))
         assert list(disk.iterdir()) == []
 
 
 @pytest.mark.mounts
-def test_read_only_place__says_so_and_changes_nothing(tmp_path: Path) -> None:
+def test_read_only_directory_is_reported_and_unchanged(tmp_path: Path) -> None:
     async def fill() -> None:
-        async with opened(tmp_path / "data") as store:
+        async with open_store(tmp_path / "data") as store:
             await put(store, ("a", b"1"))
 
     async def refused(view: Path) -> None:
         with pytest.raises(ReadOnly, match="make it writable, or use another --data directory"):
-            async with opened(view):
+            async with open_store(view):
                 pass
         with pytest.raises(ReadOnly, match="make it writable"):
-            async with opened(view / "deeper"):
+            async with open_store(view / "deeper"):
                 pass
 
     run(fill())
@@ -143,35 +143,35 @@ def test_read_only_place__says_so_and_changes_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "data" / FILE_NAME).read_bytes() == before
 
 
-def test_a_second_owner_is_refused__also_in_the_same_process(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path) as store:
+def test_second_owner_is_refused_also_in_same_process(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_store(tmp_path) as store:
             revision = await put(store, ("a", b"1"))
             with pytest.raises(StoreInUse, match="stop it, or use another --data directory") as caught:
-                async with opened(tmp_path):
+                async with open_store(tmp_path):
                     pass
             assert caught.value.pid == os.getpid()
             with pytest.raises(StoreInUse):
                 restore(tmp_path / FILE_NAME, tmp_path, incarnation="second")
             assert (tmp_path / LOCK_NAME).read_text() == f"{os.getpid()}\n"
             assert await put(store, ("a", b"2")) == revision + 1
-        async with opened(tmp_path) as store:
+        async with open_store(tmp_path) as store:
             assert await store.get("a") is not None
 
-    run(story())
+    run(scenario())
 
 
-def test_another_process_owns_it__named_by_pid__and_its_death_frees_it(tmp_path: Path) -> None:
+def test_owner_process_is_named_and_its_death_frees_store(tmp_path: Path) -> None:
     """F02."""
 
     async def refused(pid: int) -> None:
         with pytest.raises(StoreInUse, match=f"in use by process {pid};") as caught:
-            async with opened(tmp_path):
+            async with open_store(tmp_path):
                 pass
         assert caught.value.pid == pid
 
     async def free() -> None:
-        async with opened(tmp_path) as store:
+        async with open_store(tmp_path) as store:
             assert store.position.head.epoch == 2
 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src")))}
@@ -186,10 +186,8 @@ def test_another_process_owns_it__named_by_pid__and_its_death_frees_it(tmp_path:
     run(free())
 
 
-def test_a_lock_that_was_taken_away_while_it_was_waited_for_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A refused restore takes its own away: whoever had opened that one would keep nobody out."""
+def test_lock_file_removed_while_waiting_is_recreated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refused restore removes its own lock file: a lock on that file would exclude nothing."""
     path, first, flock = tmp_path / LOCK_NAME, DirectoryLock(tmp_path), fcntl.flock
 
     def late(fd: int, how: int) -> None:
@@ -210,12 +208,12 @@ def mode(path: Path) -> int:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_what_remit_creates_is_for_its_owner_alone(tmp_path: Path, umask: int) -> None:
-    """Rows hold what tenants declare; a backup and what a restore set aside hold the same."""
+def test_files_created_by_remit_are_private_to_owner(tmp_path: Path, umask: int) -> None:
+    """Rows hold what tenants declare; backups and files set aside by a restore hold the same."""
     data, backup = tmp_path / "deep" / "data", tmp_path / "backup.sqlite"
 
     async def fill() -> None:
-        async with opened(data) as store:
+        async with open_store(data) as store:
             await put(store, ("a", b"1"))
             assert {path.name for path in data.iterdir()} == {FILE_NAME, f"{FILE_NAME}-wal", LOCK_NAME}
             assert {oct(mode(path)) for path in data.iterdir()} == {"0o600"}
@@ -225,8 +223,8 @@ def test_what_remit_creates_is_for_its_owner_alone(tmp_path: Path, umask: int) -
     try:
         run(fill())
         assert (mode(data), mode(backup)) == (0o700, 0o600)
-        assert mode(data.parent) == 0o777 & ~umask, "what lies above is not the store's to close"
-        (data / FILE_NAME).chmod(0o644)  # as an older Remit made it
+        assert mode(data.parent) == 0o777 & ~umask, "parent directories keep their mode"
+        (data / FILE_NAME).chmod(0o644)  # as an older Remit created it
         restored = restore(backup, data, incarnation="second")
     finally:
         os.umask(before)
@@ -235,9 +233,9 @@ def test_what_remit_creates_is_for_its_owner_alone(tmp_path: Path, umask: int) -
     assert {oct(mode(path)) for path in data.iterdir()} == {"0o600"}
 
 
-def test_a_directory_that_was_there_keeps_its_mode__and_a_draft_that_was_left_is_not_trusted(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with opened(tmp_path / "data") as store:
+def test_existing_directory_keeps_mode_and_leftover_draft_is_replaced(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_store(tmp_path / "data") as store:
             await put(store, ("a", b"1"))
             part = tmp_path / "backup.sqlite.part"
             part.write_bytes(b"left over")
@@ -248,6 +246,6 @@ def test_a_directory_that_was_there_keeps_its_mode__and_a_draft_that_was_left_is
     (tmp_path / "data").chmod(0o750)
     (tmp_path / "data" / f"{FILE_NAME}.new").write_bytes(b"left over")
     (tmp_path / "data" / f"{FILE_NAME}.new").chmod(0o644)
-    run(story())
+    run(scenario())
     assert mode(tmp_path / "data") == 0o750
     assert mode(tmp_path / "data" / FILE_NAME) == mode(tmp_path / "backup.sqlite") == 0o600

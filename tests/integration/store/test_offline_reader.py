@@ -1,4 +1,4 @@
-"""Is a copy of a store that somebody owns one state of it, whatever the owner does meanwhile, and does he notice nothing?"""
+"""A copy of a store in use is one consistent state, and copying does not disturb the owner."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ while sys.stdin is not None:
 """
 
 
-def test_while_it_is_written_every_copy_is_one_state(tmp_path: Path) -> None:
-    """The owner commits, carries its log over and begins it anew as fast as it can. Its file grows with every commit, so on a
-    busy machine copies take ever longer: enough is enough.
+def test_every_copy_of_store_being_written_is_one_state(tmp_path: Path) -> None:
+    """The owner commits, checkpoints and restarts its log as fast as possible. Its file grows with every commit, so that copies
+    take ever longer on a busy machine: the test stops once it has enough.
     """
     data = tmp_path / "data"
     data.mkdir()
     owner = subprocess.Popen(
         [sys.executable, "-c", WRITER, str(data / FILE_NAME)], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
     )
-    seen, missed, until = list[int](), 0, time.monotonic() + 8
+    seen, failed_copies, until = list[int](), 0, time.monotonic() + 8
     try:
         assert owner.stdout is not None and owner.stdout.readline() == "ready\n"
         for _ in range(60):
@@ -57,30 +57,30 @@ def test_while_it_is_written_every_copy_is_one_state(tmp_path: Path) -> None:
             scratch = tmp_path / "copy"
             scratch.mkdir()
             try:
-                with OfflineReader(data, scratch) as glimpse:
-                    first, last = glimpse.get("first"), glimpse.get("last")
+                with OfflineReader(data, scratch) as reader:
+                    first, last = reader.get("first"), reader.get("last")
                     assert (first is None) == (last is None)
                     if first is not None and last is not None:
                         assert (first.value, first.revision) == (last.value, last.revision)
-                        assert glimpse.revision == first.revision
-                        rows = list(glimpse.rows("many/"))
-                        assert max(row.revision for row in rows) == glimpse.revision
+                        assert reader.revision == first.revision
+                        rows = list(reader.rows("many/"))
+                        assert max(row.revision for row in rows) == reader.revision
                         assert all(int(row.value[: len(row.value) // 200]) == row.revision for row in rows)
-                        seen.append(glimpse.revision)
+                        seen.append(reader.revision)
             except Unavailable as error:
                 assert "changes faster than it can be copied" in str(error)
-                missed += 1
+                failed_copies += 1
             shutil.rmtree(scratch)
         assert owner.poll() is None
     finally:
         owner.kill()
         owner.communicate()
     assert seen == sorted(seen)
-    assert len(set(seen)) > 5, (len(seen), missed)
+    assert len(set(seen)) > 5, (len(seen), failed_copies)
 
 
 @pytest.mark.smoke
-def test_what_its_owner_left_is_read_and_not_touched(tmp_path: Path) -> None:
+def test_closed_store_is_read_without_being_changed(tmp_path: Path) -> None:
     data, scratch = tmp_path / "data", tmp_path / "scratch"
     data.mkdir()
     scratch.mkdir()
@@ -89,15 +89,15 @@ def test_what_its_owner_left_is_read_and_not_touched(tmp_path: Path) -> None:
     file.write([Commit(puts=(("a", b"1"), ("b", b"2")))])
     file.close()
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in data.iterdir()}
-    with OfflineReader(data, scratch) as glimpse:
-        assert [row.key for row in glimpse.rows("")] == ["a", "b"]
-        assert glimpse.head() is None
+    with OfflineReader(data, scratch) as reader:
+        assert [row.key for row in reader.rows("")] == ["a", "b"]
+        assert reader.head() is None
     assert {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in data.iterdir()} == before
 
 
 @pytest.mark.smoke
-def test_a_log_that_was_left_behind_counts(tmp_path: Path) -> None:
-    """The owner was killed: what it committed is in the log alone."""
+def test_remaining_log_of_killed_owner_is_read(tmp_path: Path) -> None:
+    """The owner was killed: its commits are in the log only."""
     data, scratch = tmp_path / "data", tmp_path / "scratch"
     data.mkdir()
     scratch.mkdir()
@@ -107,22 +107,22 @@ def test_a_log_that_was_left_behind_counts(tmp_path: Path) -> None:
     )
     assert done.returncode == 9
     assert (data / f"{FILE_NAME}-wal").stat().st_size > 0
-    with OfflineReader(data, scratch) as glimpse:
-        found = glimpse.get("last")
+    with OfflineReader(data, scratch) as reader:
+        found = reader.get("last")
         assert found is not None and found.value == b"7"
     assert (data / f"{FILE_NAME}-wal").stat().st_size > 0
 
 
-@pytest.mark.parametrize("made", ["nothing", "file", "empty", "text"])
-def test_what_is_no_store_is_said_to_be_none(tmp_path: Path, made: str) -> None:
+@pytest.mark.parametrize("contents", ["nothing", "file", "empty", "text"])
+def test_directory_without_store_is_reported(tmp_path: Path, contents: str) -> None:
     data, scratch = tmp_path / "data", tmp_path / "scratch"
     scratch.mkdir()
-    if made == "file":
+    if contents == "file":
         data.write_text("x")
-    elif made != "nothing":
+    elif contents != "nothing":
         data.mkdir()
-    if made == "text":
+    if contents == "text":
         (data / FILE_NAME).write_text("not a database" * 20)
-    with pytest.raises(Corrupt if made == "text" else StoreNotFound) as caught:
+    with pytest.raises(Corrupt if contents == "text" else StoreNotFound) as caught:
         OfflineReader(data, scratch)
     assert str(data) in str(caught.value)

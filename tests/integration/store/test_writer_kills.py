@@ -1,4 +1,4 @@
-"""Does a store survive SIGKILL at any moment? The short form; `make soak` runs hundreds of kills."""
+"""A store survives SIGKILL at any moment. The short form; `make soak` runs hundreds of kills."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def test_nothing_acknowledged_is_lost_over_many_kills(tmp_path: Path) -> None:
 
 
 @pytest.mark.smoke
-def test_the_check_sees_what_is_missing(tmp_path: Path) -> None:
-    """The checker itself, with planted losses: a commit that is not there, half of one, and a head that went back."""
-    told = Acknowledged({0: (1, 7)}, 5, 1, [])
-    said = "\n".join(asyncio.run(Parent(tmp_path).look(told)))
-    assert "1 was acknowledged, 0 is there" in said
-    assert "head 5 was acknowledged" in said
+def test_checker_notices_planted_losses(tmp_path: Path) -> None:
+    """The checker itself, with planted losses: a missing commit, half of one, and a head that went back."""
+    acknowledged = Acknowledged({0: (1, 7)}, 5, 1, [])
+    problems = "\n".join(asyncio.run(Parent(tmp_path).check(acknowledged)))
+    assert "1 was acknowledged, 0 is there" in problems
+    assert "head 5 was acknowledged" in problems
 
     async def plant() -> None:
         thread = OneThread()
@@ -39,4 +39,4 @@ def test_the_check_sees_what_is_missing(tmp_path: Path) -> None:
         thread.close()
 
     asyncio.run(plant())
-    assert "half a transaction" in "\n".join(asyncio.run(Parent(tmp_path).look(Acknowledged({}, 0, 0, []))))
+    assert "half a transaction" in "\n".join(asyncio.run(Parent(tmp_path).check(Acknowledged({}, 0, 0, []))))

@@ -1,4 +1,4 @@
-"""Is real work held as it was ordered: its user, its streams, its limits, its sandbox, and above all its whole tree?"""
+"""Real processes run as specified: user, streams, limits and sandbox, and they end with their whole tree."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def grouped(parent: str) -> str:
     return parent
 
 
-def play(scene: Scene, parent: str) -> None:
+def run(scenario: Scene, parent: str) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(20):
-            await scene(ProcessRunner(BootClock(), parent=parent))
+            await scenario(ProcessRunner(BootClock(), parent=parent))
 
     asyncio.run(bounded())
 
@@ -67,16 +67,16 @@ def python(script: str) -> ProcessSpec:
 
 
 async def text(path: Path) -> str:
-    while not (path.exists() and path.read_text().endswith("\n")):  # noqa: ASYNC110, ASYNC240 - the work says nothing
+    while not (path.exists() and path.read_text().endswith("\n")):  # noqa: ASYNC110, ASYNC240 - no event to wait for
         await asyncio.sleep(0.01)
     return path.read_text()  # noqa: ASYNC240
 
 
-def listed(pid: int) -> bool:
+def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def gone(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -85,7 +85,7 @@ def gone(pid: int) -> bool:
 
 @asynccontextmanager
 async def started(one: ProcessRunner, order: ProcessSpec) -> AsyncIterator[ProcessHandle]:
-    """Whatever the test finds, nothing is left."""
+    """The process is stopped whatever the test finds."""
     running = await one.start(order)
     try:
         yield running
@@ -93,7 +93,7 @@ async def started(one: ProcessRunner, order: ProcessSpec) -> AsyncIterator[Proce
         await one.stop(running, grace_ms=0)
 
 
-# -- the whole tree ------------------------------------------------------------------------------------------------------------
+# -- process tree --------------------------------------------------------------------------------------------------------------
 
 ESCAPE = """
 import os, signal, sys, time
@@ -106,15 +106,13 @@ if os.fork():
 open(sys.argv[1], "w").write(f"{os.getpid()}\\n")
 time.sleep(600)
 """
-"""A daemon as the books say: forked twice, in a session of its own, its parent gone, deaf to the request to end."""
+"""A classic daemon: forked twice, in its own session, its parent gone, ignoring SIGTERM."""
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("adopted", [False, True], ids=["own", "adopted"])
-def test_a_daemon_that_left_its_group_its_session_and_its_parents_ends_all_the_same(
-    grouped: str, tmp_path: Path, adopted: bool
-) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_daemonised_process_ends_with_its_group(grouped: str, tmp_path: Path, adopted: bool) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         order = python(ESCAPE)._replace(group="daemon")
         async with started(one, order._replace(argv=(*order.argv, str(tmp_path / "pid")))) as running:
             pid = int(await text(tmp_path / "pid"))
@@ -122,57 +120,55 @@ def test_a_daemon_that_left_its_group_its_session_and_its_parents_ends_all_the_s
             assert os.getpgid(pid) != running.pid
             stopper = ProcessRunner(BootClock(), parent=grouped) if adopted else one
             await stopper.stop(ProcessHandle(*running), grace_ms=100)
-            assert gone(pid)
-            assert gone(running.pid)
+            assert has_exited(pid)
+            assert has_exited(running.pid)
             assert stopper.live_groups() == ()
 
-    play(scene, grouped)
+    run(scenario, grouped)
 
 
-def test_what_a_leader_left_behind_ends_too_even_if_the_leader_was_reaped_long_ago(grouped: str, tmp_path: Path) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_orphans_end_even_if_leader_was_reaped_long_ago(grouped: str, tmp_path: Path) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         script = f"setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 600' & while ! test -s {tmp_path}/pid; do :; done"
         async with started(one, shell(script)._replace(group="left")) as running:
             assert await one.wait(running) == ExitStatus(code=0)
             pid = int(await text(tmp_path / "pid"))
-            assert not listed(running.pid), "a zombie lingers"
-            assert not gone(pid)
+            assert not exists(running.pid), "the leader must not remain as a zombie"
+            assert not has_exited(pid)
             assert one.live_groups() == ("left",)
             await one.stop(running, grace_ms=5_000)
-            assert gone(pid)
+            assert has_exited(pid)
             assert one.live_groups() == ()
 
-    play(scene, grouped)
+    run(scenario, grouped)
 
 
-def test_without_a_cgroup_those_who_left_the_group_end_while_their_parents_are_known(tmp_path: Path) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_descendants_in_other_sessions_end_without_cgroup_while_parents_live(tmp_path: Path) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         script = f"trap '' TERM; setsid sh -c 'echo $$ > {tmp_path}/pid; exec sleep 600' & sleep 600"
         async with started(one, shell(script)) as running:
             pid = int(await text(tmp_path / "pid"))
             assert os.getpgid(pid) != running.pid
             await one.stop(running, grace_ms=100)
-            assert gone(pid)
+            assert has_exited(pid)
 
-    play(scene, "unused")
+    run(scenario, "unused")
 
 
-def old_only(parent: str) -> list[CgroupHierarchy]:
-    """What a machine with only version 1 has: no killing at a stroke."""
+def v1_hierarchies(parent: str) -> list[CgroupHierarchy]:
+    """The hierarchies of a machine with only version 1, which has no atomic kill."""
     mounts = parse_mounts(Path("/proc/self/mountinfo").read_text())
     tries = [try_hierarchy(mount, parent) for mount in mounts if mount.version == 1 and mount.controllers]
     return [one.hierarchy for one in tries if isinstance(one.hierarchy, CgroupV1)]
 
 
-def test_where_nothing_kills_at_a_stroke_even_one_that_forks_without_end_is_killed(
-    parent: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hierarchies = old_only(parent)
+def test_fork_bomb_is_killed_without_atomic_kill(parent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hierarchies = v1_hierarchies(parent)
     if not any("pids" in one.controllers for one in hierarchies):
         pytest.skip("no version 1 that counts processes is mounted here, or it cannot be used")
     monkeypatch.setattr(module, "find_cgroups", lambda _: Cgroups(hierarchies))
 
-    async def scene(one: ProcessRunner) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         assert one.isolation_support().cgroups == "v1"
         script = "import os, time\nwhile True:\n    if not os.fork():\n        time.sleep(0.02)"
         order = python(
@@ -189,7 +185,7 @@ def test_where_nothing_kills_at_a_stroke_even_one_that_forks_without_end_is_kill
             assert time.monotonic() - began_s < 20
             assert one.live_groups() == ()
 
-    play(scene, parent)
+    run(scenario, parent)
 
 
 KEEPER = """
@@ -212,23 +208,23 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("user", ["", pytest.param("nobody", marks=as_root)])
-def test_work_that_is_tied_to_its_starter_dies_with_it_and_other_work_does_not(grouped: str, user: str) -> None:
+def test_work_tied_to_starter_dies_with_it_and_other_work_does_not(grouped: str, user: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    words = [sys.executable, "-c", KEEPER, grouped, user]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as keeper:
+    command = [sys.executable, "-c", KEEPER, grouped, user]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as keeper:
         assert keeper.stdout is not None
         lines = [keeper.stdout.readline().split() for _ in range(2)]
         keeper.kill()
     tied, free = (ProcessHandle(int(pid), began, group) for pid, began, group in lines)
 
-    async def scene(one: ProcessRunner) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         assert await one.wait(tied) == ExitStatus()
         await asyncio.sleep(0.1)
         assert one.is_alive(free)
         assert one.live_groups() == ("tied-False",)
         await one.stop(free, grace_ms=1_000)
 
-    play(scene, grouped)
+    run(scenario, grouped)
 
 
 TREE = "import os,time; os.fork() or os.setsid(); time.sleep(600)"
@@ -258,12 +254,12 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("killed", ["", "its guard"])
-def test_what_came_of_tied_work_dies_with_its_starter_too_also_if_nobody_comes_after_that(grouped: str, killed: str) -> None:
-    """F36: an agent and its keeper are killed, and stay so."""
+@pytest.mark.parametrize("killed", ["", "reaper"])
+def test_children_of_tied_work_die_with_killed_starter(grouped: str, killed: str) -> None:
+    """F36: an agent and its keeper are killed and not restarted."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    words = [sys.executable, "-c", STARTER, grouped, TREE, killed]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as starter:
+    command = [sys.executable, "-c", STARTER, grouped, TREE, killed]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as starter:
         assert starter.stdout is not None
         lines = [starter.stdout.readline().split() for _ in range(2)]
         groups = find_cgroups(grouped)
@@ -275,33 +271,33 @@ def test_what_came_of_tied_work_dies_with_its_starter_too_also_if_nobody_comes_a
         starter.kill()
     free = ProcessHandle(int(lines[1][0]), *lines[1][1:])
 
-    async def scene(one: ProcessRunner) -> None:
-        while groups.members("tree-True"):  # noqa: ASYNC110 - it is looked at, and tells nobody
+    async def scenario(one: ProcessRunner) -> None:
+        while groups.members("tree-True"):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.02)
         assert len(groups.members("tree-False")) == 2
         await one.stop(free, grace_ms=1_000)
         assert one.live_groups() == ()
 
-    play(scene, grouped)
+    run(scenario, grouped)
 
 
-# -- limits and what is taken --------------------------------------------------------------------------------------------------
+# -- limits and usage ----------------------------------------------------------------------------------------------------------
 
 
-def test_memory_that_a_child_takes_counts_and_its_end_is_named(grouped: str) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_memory_of_child_counts_and_oom_is_reported(grouped: str) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         script = f"{sys.executable} -c 'held = bytearray(b\"x\") * (64 << 20)'; exit 5"
         async with started(one, shell(script)._replace(group="oom", limits=Limits(memory_bytes=24 * MIB))) as running:
             ended = await one.wait(running)
             assert ended.oom
-            assert ended.code == 5 or ended.signal == signal.SIGKILL  # version 2 ends the whole group
+            assert ended.code == 5 or ended.signal == signal.SIGKILL  # version 2 kills the whole group
 
-    play(scene, grouped)
+    run(scenario, grouped)
 
 
 @pytest.mark.smoke
-def test_the_limits_are_set_and_the_time_is_counted_also_that_of_children_who_have_ended(grouped: str) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_limits_are_set_and_cpu_time_includes_ended_children(grouped: str) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         limits = Limits(memory_bytes=256 * MIB, cpu_milli=500, pids=7)
         script = f"{sys.executable} -c 'x = sum(range(8_000_000))'; exec sleep 600"
         async with started(one, shell(script)._replace(group="spins", limits=limits)) as running:
@@ -313,58 +309,58 @@ def test_the_limits_are_set_and_the_time_is_counted_also_that_of_children_who_ha
             if held.exists():
                 assert held.read_text().strip() == "7"
 
-    play(scene, grouped)
+    run(scenario, grouped)
 
 
-def test_without_a_cgroup_what_is_taken_is_read_of_the_tree() -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_usage_without_cgroup_is_summed_over_tree() -> None:
+    async def scenario(one: ProcessRunner) -> None:
         work = 'held = bytearray(b"x") * (32 << 20); sum(range(3_000_000)); import time; time.sleep(600)'
         async with started(one, shell(f"{sys.executable} -c '{work}'; :")) as running:
             while (now := one.usage(running)).memory_bytes < 32 * MIB or now.cpu_ms < 10:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             assert now.pids == 2
 
-    play(scene, "unused")
+    run(scenario, "unused")
 
 
 # -- user and streams ----------------------------------------------------------------------------------------------------------
 
 
 @as_root
-def test_it_runs_as_the_user_with_no_group_of_ours_and_cannot_come_back(parent: str, tmp_path: Path) -> None:
+def test_process_of_other_user_has_no_own_groups_or_capabilities(parent: str, tmp_path: Path) -> None:
     nobody = pwd.getpwnam("nobody")
-    said = tmp_path / "said"
+    output = tmp_path / "said"
 
-    async def scene(one: ProcessRunner) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         script = "grep -E '^(Uid|Gid|Groups|CapEff):' /proc/self/status; echo again >> /dev/stdout"
-        order = shell(script)._replace(user="nobody", stdout=said)
+        order = shell(script)._replace(user="nobody", stdout=output)
         assert await one.wait(await one.start(order)) == ExitStatus(code=0)
 
-    play(scene, parent)
+    run(scenario, parent)
     uid, gid = nobody.pw_uid, nobody.pw_gid
-    told = {line.split()[0]: line.split()[1:] for line in said.read_text().splitlines()}
-    assert told["Uid:"] == [str(uid)] * 4
-    assert told["Gid:"] == [str(gid)] * 4
-    assert told["Groups:"] == [str(one) for one in os.getgrouplist("nobody", gid)]
-    assert int(told["CapEff:"][0], 16) == 0
-    assert "again" in told
+    fields = {line.split()[0]: line.split()[1:] for line in output.read_text().splitlines()}
+    assert fields["Uid:"] == [str(uid)] * 4
+    assert fields["Gid:"] == [str(gid)] * 4
+    assert fields["Groups:"] == [str(one) for one in os.getgrouplist("nobody", gid)]
+    assert int(fields["CapEff:"][0], 16) == 0
+    assert "again" in fields
 
 
-def test_what_it_says_is_added_to_its_files_which_only_their_owner_reads(parent: str, tmp_path: Path) -> None:
+def test_output_is_appended_to_private_files(parent: str, tmp_path: Path) -> None:
     out, err = tmp_path / "out", tmp_path / "err"
 
-    async def scene(one: ProcessRunner) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         for n in range(2):
             running = await one.start(shell(f"echo {n}; echo {n}! >&2")._replace(stdout=out, stderr=err))
             assert await one.wait(running) == ExitStatus(code=0)
 
-    play(scene, parent)
+    run(scenario, parent)
     assert (out.read_text(), err.read_text()) == ("0\n1\n", "0!\n1!\n")
     assert {out.stat().st_mode & 0o777, err.stat().st_mode & 0o777} == {0o600}
 
 
 @pytest.mark.parametrize("sort", ["link", "pipe", "directory", "nowhere"])
-def test_nobody_can_have_it_write_elsewhere(parent: str, tmp_path: Path, sort: str) -> None:
+def test_output_file_must_be_regular_file(parent: str, tmp_path: Path, sort: str) -> None:
     out = tmp_path / "no" / "out" if sort == "nowhere" else tmp_path / "out"
     if sort == "link":
         out.symlink_to(tmp_path / "victim")
@@ -373,11 +369,11 @@ def test_nobody_can_have_it_write_elsewhere(parent: str, tmp_path: Path, sort: s
     elif sort == "directory":
         out.mkdir()
 
-    async def scene(one: ProcessRunner) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         with pytest.raises(NotStarted, match=str(out)):
             await one.start(shell("echo hello")._replace(stdout=out))
 
-    play(scene, parent)
+    run(scenario, parent)
     assert not (tmp_path / "victim").exists()
 
 
@@ -386,53 +382,53 @@ def test_nobody_can_have_it_write_elsewhere(parent: str, tmp_path: Path, sort: s
 
 @pytest.mark.smoke
 @with_bwrap
-def test_a_sandbox_lets_it_write_where_it_may_and_nowhere_else(parent: str, tmp_path: Path) -> None:
-    mine, other = tmp_path / "mine", tmp_path / "other"
-    mine.mkdir()
+def test_sandboxed_process_writes_only_where_permitted(parent: str, tmp_path: Path) -> None:
+    own, other = tmp_path / "mine", tmp_path / "other"
+    own.mkdir()
     other.mkdir()
     elsewhere = Path("/var/tmp") / f"remit-{os.getpid()}"
 
-    async def scene(one: ProcessRunner) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         script = f"echo a > here; echo b > {other}/x; echo c > {elsewhere}; echo d > /tmp/private; cat /tmp/private"
         script += "; echo $$; ls /proc"
-        order = shell(script)._replace(sandbox="bwrap", directory=mine, writable=(mine,), stdout=tmp_path / "out")
+        order = shell(script)._replace(sandbox="bwrap", directory=own, writable=(own,), stdout=tmp_path / "out")
         assert await one.wait(await one.start(order)) == ExitStatus(code=0)
 
-    play(scene, parent)
-    assert (mine / "here").read_text() == "a\n"
+    run(scenario, parent)
+    assert (own / "here").read_text() == "a\n"
     assert not (other / "x").exists()
     assert not elsewhere.exists()
     assert not Path("/tmp/private").exists()
-    said = (tmp_path / "out").read_text().split("\n")
-    assert said[0] == "d"
-    assert int(said[1]) < 10, "it sees the numbers of its own space"
-    assert sum(word.isdigit() for word in said[2:]) < 5
+    output = (tmp_path / "out").read_text().split("\n")
+    assert output[0] == "d"
+    assert int(output[1]) < 10, "pids are those of its own namespace"
+    assert sum(name_.isdigit() for name_ in output[2:]) < 5
 
 
 @with_bwrap
-def test_a_sandbox_shows_nothing_of_what_is_hidden_but_its_own(parent: str, tmp_path: Path) -> None:
-    """The agent's directory has its token, its keeper's socket and everybody's rooms; as root, work could open them all."""
+def test_sandbox_hides_agent_directory_except_own_work(parent: str, tmp_path: Path) -> None:
+    """The agent's directory has its token, its keeper's socket and all work directories; as root, work could open them."""
 
-    with TemporaryDirectory(dir="/var/tmp") as there, socket.socket(socket.AF_UNIX) as keeper:  # /tmp is covered anyway
-        mine = Path(there, "work", "mine")
-        mine.mkdir(parents=True)
-        Path(there, "work", "others").mkdir()
-        Path(there, "token").write_text("a token")
-        keeper.bind(str(Path(there, "keeper.sock")))
-        script = f"cd {there}; find . | sort; touch x || echo no; echo y > work/mine/y && cat work/mine/y"
-        order = shell(script)._replace(sandbox="bwrap", directory=mine, writable=(mine,), hidden=(Path(there),))
+    with TemporaryDirectory(dir="/var/tmp") as agent_dir, socket.socket(socket.AF_UNIX) as keeper:  # /tmp is covered anyway
+        own = Path(agent_dir, "work", "mine")
+        own.mkdir(parents=True)
+        Path(agent_dir, "work", "others").mkdir()
+        Path(agent_dir, "token").write_text("a token")
+        keeper.bind(str(Path(agent_dir, "keeper.sock")))
+        script = f"cd {agent_dir}; find . | sort; touch x || echo no; echo y > work/mine/y && cat work/mine/y"
+        order = shell(script)._replace(sandbox="bwrap", directory=own, writable=(own,), hidden=(Path(agent_dir),))
 
-        async def scene(one: ProcessRunner) -> None:
+        async def scenario(one: ProcessRunner) -> None:
             assert (await one.wait(await one.start(order._replace(stdout=tmp_path / "out")))).code == 0
 
-        play(scene, parent)
+        run(scenario, parent)
     assert (tmp_path / "out").read_text().split() == [".", "./work", "./work/mine", "no", "y"]
 
 
 @with_bwrap
 @pytest.mark.parametrize("group", ["", "boxed"])
-def test_a_sandbox_ends_gently_and_tells_how_and_a_deaf_one_is_killed(grouped: str, tmp_path: Path, group: str) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_sandboxed_process_stops_gracefully_or_is_killed(grouped: str, tmp_path: Path, group: str) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         gentle = f"trap 'sleep 0.2; exit 7' TERM; echo up > {tmp_path}/up; while :; do sleep 0.05; done"
         order = shell(gentle)._replace(sandbox="bwrap", writable=(tmp_path,), group=group)
         async with started(one, order) as running:
@@ -440,47 +436,47 @@ def test_a_sandbox_ends_gently_and_tells_how_and_a_deaf_one_is_killed(grouped: s
             await one.stop(running, grace_ms=10_000)
             assert await one.wait(running) == ExitStatus(code=7)
         (tmp_path / "up").unlink()
-        deaf = order._replace(argv=(*order.argv[:2], gentle.replace("'sleep 0.2; exit 7'", "''")))
-        async with started(one, deaf) as running:
+        ignoring = order._replace(argv=(*order.argv[:2], gentle.replace("'sleep 0.2; exit 7'", "''")))
+        async with started(one, ignoring) as running:
             await text(tmp_path / "up")
             await one.stop(running, grace_ms=100)
             assert await one.wait(running) in (ExitStatus(signal=signal.SIGKILL), ExitStatus(code=128 + signal.SIGKILL))
         assert one.live_groups() == ()
 
-    play(scene, grouped)
+    run(scenario, grouped)
 
 
 @with_bwrap
 @as_root
-def test_a_sandbox_of_another_user_is_that_users(parent: str, tmp_path: Path) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_sandbox_runs_as_specified_user(parent: str, tmp_path: Path) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         order = shell("id -u")._replace(sandbox="bwrap", user="nobody", stdout=tmp_path / "out", stderr=tmp_path / "err")
         assert await one.wait(await one.start(order)) == ExitStatus(code=0), (tmp_path / "err").read_text()
 
-    play(scene, parent)
+    run(scenario, parent)
     assert (tmp_path / "out").read_text() == f"{pwd.getpwnam('nobody').pw_uid}\n"
 
 
 @with_bwrap
-def test_a_program_that_is_not_there_does_not_start_in_a_sandbox_either(parent: str, tmp_path: Path) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_missing_program_is_reported_in_sandbox(parent: str, tmp_path: Path) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         with pytest.raises(NotStarted, match="no-such-program"):
             await one.start(ProcessSpec(("no-such-program",), ENV, sandbox="bwrap"))
         with pytest.raises(NotStarted, match="sandbox"):
             await one.start(ProcessSpec(("/bin/true",), ENV, sandbox="bwrap", writable=(tmp_path / "no",)))
 
-    play(scene, parent)
+    run(scenario, parent)
 
 
-# -- many ----------------------------------------------------------------------------------------------------------------------
+# -- many processes ------------------------------------------------------------------------------------------------------------
 
 
-def test_hundreds_at_once_are_waited_for_and_none_is_left_as_a_zombie(grouped: str) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_hundreds_of_processes_are_reaped(grouped: str) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         runs = [await one.start(ProcessSpec(("/bin/sleep", "0.3"), group=f"many-{n}")) for n in range(200)]
         ends = await asyncio.gather(*(one.wait(running) for running in runs))
         assert ends == [ExitStatus(code=0)] * 200
-        assert not [running for running in runs if listed(running.pid)]
+        assert not [running for running in runs if exists(running.pid)]
         assert one.live_groups() == ()
 
-    play(scene, grouped)
+    run(scenario, grouped)

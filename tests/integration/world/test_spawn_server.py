@@ -1,4 +1,4 @@
-"""Is work born where it belongs, also when whoever starts it is killed, stopped, late, or not let do so by the machine?"""
+"""The spawn server starts processes in their cgroups, also when it is killed, stopped, late, or not permitted to."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def parent() -> Iterator[str]:
     remove_groups(name)
 
 
-def play(scene: Callable[[ProcessRunner], Coroutine[Any, Any, None]], parent: str) -> None:
+def run(scenario: Callable[[ProcessRunner], Coroutine[Any, Any, None]], parent: str) -> None:
     async def bounded() -> None:
         async with asyncio.timeout(20):
-            await scene(ProcessRunner(BootClock(), parent=parent))
+            await scenario(ProcessRunner(BootClock(), parent=parent))
 
     asyncio.run(bounded())
 
@@ -43,20 +43,18 @@ def order(script: str, group: str = "one", **more: Any) -> ProcessSpec:
     return ProcessSpec(("/bin/sh", "-c", script), ENV, group=group, **more)
 
 
-def listed(pid: int) -> bool:
+def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def starter_of(one: ProcessRunner) -> SpawnServer:
+def spawn_server_of(one: ProcessRunner) -> SpawnServer:
     assert one._spawn_server is not None
     return one._spawn_server
 
 
 @pytest.mark.smoke
-def test_it_is_our_child_in_a_session_of_its_own_and_in_every_group_from_its_first_instruction(
-    parent: str, tmp_path: Path
-) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_process_starts_as_child_in_all_its_cgroups(parent: str, tmp_path: Path) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         running = await one.start(order("cat /proc/$$/cgroup; echo $PPID", stdout=tmp_path / "out"))
         assert await one.wait(running) == ExitStatus(code=0)
         *groups, above = (tmp_path / "out").read_text().splitlines()
@@ -65,68 +63,66 @@ def test_it_is_our_child_in_a_session_of_its_own_and_in_every_group_from_its_fir
         assert len(inside) == len(find_cgroups(parent).directories("one"))
         await one.stop(running, grace_ms=0)
 
-    play(scene, parent)
+    run(scenario, parent)
 
 
-def test_it_hears_every_signal_that_its_starter_does_not(parent: str) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_process_gets_signals_ignored_by_spawn_server(parent: str) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             running = await one.start(order("exec sleep 600"))
             os.kill(running.pid, number)
             assert await one.wait(running) == ExitStatus(signal=number)
             await one.stop(running, grace_ms=0)
 
-    play(scene, parent)
+    run(scenario, parent)
 
 
-def test_a_starter_that_was_killed_is_followed_by_another_and_ends_nobody(parent: str) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_killed_spawn_server_is_replaced_and_ends_no_process(parent: str) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         first = await one.start(order("exec sleep 600"))
-        killed = starter_of(one).pid
+        killed = spawn_server_of(one).pid
         os.kill(killed, signal.SIGKILL)
         await asyncio.sleep(0.2)
         second = await one.start(order("exit 3", "two"))
-        assert starter_of(one).pid not in (0, killed)
+        assert spawn_server_of(one).pid not in (0, killed)
         assert await one.wait(second) == ExitStatus(code=3)
         assert one.is_alive(first)
         await one.stop(first, grace_ms=0)
 
-    play(scene, parent)
+    run(scenario, parent)
 
 
-def test_of_a_starter_that_does_not_answer_nothing_comes_also_not_later(
-    parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unresponsive_spawn_server_starts_nothing_later(parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spawn_server, "ANSWER_S_MAX", 0.3)
 
-    async def scene(one: ProcessRunner) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         assert await one.wait(await one.start(order("exit 0"))) == ExitStatus(code=0)
-        stopped = starter_of(one).pid
+        stopped = spawn_server_of(one).pid
         os.kill(stopped, signal.SIGSTOP)
         with pytest.raises(NotStarted):
             await one.start(order(f"touch {tmp_path}/ran", "two"))
-        assert not listed(stopped), "it might go on, and begin it then"
+        assert not exists(stopped), "a stopped server could continue and start it later"
         assert not (tmp_path / "ran").exists()
         assert await one.wait(await one.start(order("exit 0", "two"))) == ExitStatus(code=0)
 
-    play(scene, parent)
+    run(scenario, parent)
 
 
-def test_what_was_too_late_when_its_turn_came_is_not_begun(parent: str, tmp_path: Path) -> None:
-    """The deadline was ahead when it was asked for, and has passed when a starter that stood still goes on."""
+def test_start_after_deadline_is_refused(parent: str, tmp_path: Path) -> None:
+    """The deadline was ahead at the request, and has passed when a stopped spawn server continues."""
 
-    async def scene(one: ProcessRunner) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         assert await one.wait(await one.start(order("exit 0"))) == ExitStatus(code=0)
-        os.kill(starter_of(one).pid, signal.SIGSTOP)
+        os.kill(spawn_server_of(one).pid, signal.SIGSTOP)
         late = order(f"touch {tmp_path}/ran", "two", not_after_ms=BootClock().now_ms() + 200)
         async with asyncio.TaskGroup() as group:
             start = group.create_task(_refused(one, late))
             await asyncio.sleep(0.4)
-            os.kill(starter_of(one).pid, signal.SIGCONT)
+            os.kill(spawn_server_of(one).pid, signal.SIGCONT)
         assert "deadline" in start.result()
         assert not (tmp_path / "ran").exists()
 
-    play(scene, parent)
+    run(scenario, parent)
 
 
 async def _refused(one: ProcessRunner, late: ProcessSpec) -> str:
@@ -135,10 +131,10 @@ async def _refused(one: ProcessRunner, late: ProcessSpec) -> str:
     return caught.value.cause
 
 
-def test_whoever_is_cancelled_has_begun_nothing(parent: str, tmp_path: Path) -> None:
-    async def scene(one: ProcessRunner) -> None:
+def test_cancelled_start_leaves_no_process(parent: str, tmp_path: Path) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         assert await one.wait(await one.start(order("exit 0"))) == ExitStatus(code=0)
-        os.kill(starter_of(one).pid, signal.SIGSTOP)
+        os.kill(spawn_server_of(one).pid, signal.SIGSTOP)
         task = asyncio.create_task(one.start(order(f"touch {tmp_path}/ran; sleep 600", "two")))
         await asyncio.sleep(0.1)
         task.cancel()
@@ -147,7 +143,7 @@ def test_whoever_is_cancelled_has_begun_nothing(parent: str, tmp_path: Path) -> 
         assert one.live_groups() == ()
         assert not (tmp_path / "ran").exists()
 
-    play(scene, parent)
+    run(scenario, parent)
 
 
 UNUSABLE = """
@@ -162,25 +158,25 @@ while True:
 """
 
 
-def test_where_nobody_may_be_born_inside_it_joins(parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fallback_joins_cgroup_after_start(parent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spawn_server_main.py").write_text(UNUSABLE)
     monkeypatch.setattr(spawn_server, "PROGRAM", tmp_path / "spawn_server_main.py")
 
-    async def scene(one: ProcessRunner) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         running = await one.start(order("cat /proc/$$/cgroup", stdout=tmp_path / "out"))
         assert one._spawn_server is None
         assert await one.wait(running) == ExitStatus(code=0)
         assert f"{parent}/one" in (tmp_path / "out").read_text()
         assert await one.wait(await one.start(order("exit 4", "two"))) == ExitStatus(code=4)
 
-    play(scene, parent)
+    run(scenario, parent)
 
 
-def test_what_cannot_be_started_is_told_with_its_cause_and_cure(parent: str, tmp_path: Path) -> None:
+def test_start_failure_reports_cause_and_fix(parent: str, tmp_path: Path) -> None:
     garbled = tmp_path / "garbled"
     garbled.write_bytes(b"\x00\x01\x02")
     garbled.chmod(0o755)
-    told = [
+    failures = [
         (ProcessSpec(("no-such-program",), ENV, group="one"), "no-such-program cannot be run", "install it"),
         (ProcessSpec((str(garbled),), group="one"), "exec format error", "built for this machine"),
         (
@@ -192,43 +188,43 @@ def test_what_cannot_be_started_is_told_with_its_cause_and_cure(parent: str, tmp
         (ProcessSpec(("/bin/sh", "x" * (1 << 22)), group="one"), "argument list too long", "shorter"),
     ]
 
-    async def scene(one: ProcessRunner) -> None:
-        for asked, cause, cure in told:
+    async def scenario(one: ProcessRunner) -> None:
+        for specification, cause, cure in failures:
             with pytest.raises(NotStarted) as caught:
-                await one.start(asked)
+                await one.start(specification)
             assert (cause in caught.value.cause, cure in caught.value.cure) == (True, True), caught.value
         assert one.live_groups() == ()
 
-    play(scene, parent)
+    run(scenario, parent)
 
 
-def test_it_ends_with_its_starter() -> None:
-    async def scene() -> int:
+def test_spawn_server_ends_with_its_parent() -> None:
+    async def scenario() -> int:
         one = SpawnServer()
         one._start_server()
         pid = one.pid
         del one
         return pid
 
-    pid = asyncio.run(scene())
+    pid = asyncio.run(scenario())
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_a_program_is_looked_for_as_a_shell_does__past_what_is_absent_or_may_not_be_run(parent: str, tmp_path: Path) -> None:
+def test_program_is_searched_in_path_like_shell(parent: str, tmp_path: Path) -> None:
     for place in ("first", "second"):
         (tmp_path / place).mkdir()
         (tmp_path / place / "greet").write_text("#!/bin/sh\nexit 5\n")
     (tmp_path / "second" / "greet").chmod(0o755)
 
-    async def scene(one: ProcessRunner) -> None:
+    async def scenario(one: ProcessRunner) -> None:
         path = f"/absent:{tmp_path}/first:{tmp_path}/second"
         running = await one.start(ProcessSpec(("greet",), {"PATH": path}, group="one"))
         assert await one.wait(running) == ExitStatus(code=5)
-        near = await one.start(ProcessSpec(("greet",), {"PATH": "/absent:second"}, group="two", directory=tmp_path))
-        assert await one.wait(near) == ExitStatus(code=5)
+        relative = await one.start(ProcessSpec(("greet",), {"PATH": "/absent:second"}, group="two", directory=tmp_path))
+        assert await one.wait(relative) == ExitStatus(code=5)
         with pytest.raises(NotStarted, match="permission denied"):
             await one.start(ProcessSpec(("greet",), {"PATH": f"{tmp_path}/first:/absent"}, group="three"))
         with pytest.raises(NotStarted, match="no such file"):
             await one.start(ProcessSpec(("greet",), {"PATH": "/absent:/gone"}, group="four"))
 
-    play(scene, parent)
+    run(scenario, parent)

@@ -1,4 +1,4 @@
-"""Is a command beside a copy begun only for whoever may ask, held to its bounds, never left behind? In a time that leaps."""
+"""Exec sessions of an agent: authorisation, limits, cleanup (virtual time)."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ KEY, UID = "replica/t/a-0", "u1"
 ORDER = ProcessSpec(("serve",), {"PATH": "/bin", "A": "1"}, group="u1.1", user="nobody", sandbox="bwrap")
 
 
-class Command:
-    """One that does as the test says. What it has left behind is there until it is ended."""
+class FakeSession:
+    """Scripted exec session. With `lingers`, its output stays open until it is killed."""
 
     def __init__(self) -> None:
         self.fed: list[bytes] = []
         self.sizes: list[Size] = []
         self.input_over = self.closed = self.lingers = False
-        self.says: asyncio.Queue[CommandOutput | None] = asyncio.Queue()
+        self.output: asyncio.Queue[CommandOutput | None] = asyncio.Queue()
         self.ended: asyncio.Future[ExitStatus] = asyncio.get_running_loop().create_future()
 
     async def read(self) -> CommandOutput | None:
-        return await self.says.get()
+        return await self.output.get()
 
     async def write(self, data: bytes, /) -> None:
         self.fed.append(data)
@@ -54,7 +54,7 @@ class Command:
         if not self.ended.done():
             self.ended.set_result(ended)
         if not self.lingers:
-            self.says.put_nowait(None)
+            self.output.put_nowait(None)
 
     async def kill_all(self) -> None:
         self.lingers = False
@@ -65,9 +65,9 @@ class Command:
         self.closed = True
 
 
-class Hand(NoRunner):
+class ExecRunner(NoRunner):
     def __init__(self) -> None:
-        self.commands: list[Command] = []
+        self.commands: list[FakeSession] = []
         self.orders: list[tuple[ProcessSpec, Size | None]] = []
         self.refuses = ""
         self.running = True
@@ -79,81 +79,83 @@ class Hand(NoRunner):
         if self.refuses:
             raise NotStarted(self.refuses, "install it")
         self.orders.append((order, window))
-        self.commands.append(Command())
+        self.commands.append(FakeSession())
         return self.commands[-1]
 
 
 class Scene:
     def __init__(self) -> None:
-        self.hand = Hand()
-        self.world = replace(virtual_world(), runner=self.hand)
+        self.runner = ExecRunner()
+        self.world = replace(virtual_world(), runner=self.runner)
         self.running = True
         self.sessions = ExecService(self.world, "token", self._find)
 
     def _find(self, copy: AttemptId) -> RunningAttempt | None:
         return RunningAttempt("n1", ProcessHandle(7, "b/7"), ORDER) if self.running and copy == AttemptId(KEY, UID, 1) else None
 
-    def ask(self, name: str = "session1", begin: ExecStart = ExecStart(("id",)), **more: Any) -> AsyncGenerator[bytes, None]:
-        words = {"token": "token", "session": name, "key": KEY, "uid": UID, "attempt": 1, "begin": begin, **more}
-        return self.sessions.stream(msgspec.json.encode(ExecRequest(**words)))
+    def request(
+        self, name: str = "session1", begin: ExecStart = ExecStart(("id",)), **more: Any
+    ) -> AsyncGenerator[bytes, None]:
+        fields = {"token": "token", "session": name, "key": KEY, "uid": UID, "attempt": 1, "begin": begin, **more}
+        return self.sessions.stream(msgspec.json.encode(ExecRequest(**fields)))
 
     async def feed(self, name: str = "session1", token: str = "token", **more: Any) -> None:
         await self.sessions.request(msgspec.json.encode(ExecInputRequest(token=token, session=name, **more)))
 
     async def refused(self, **more: Any) -> ExecRejected:
-        items = [item async for item in self.ask(**more)]
+        items = [item async for item in self.request(**more)]
         assert len(items) == 1
         assert items[0][0] == ExecFrameType.REFUSED
         return msgspec.json.decode(items[0][1:], type=ExecRejected)
 
 
-def play(scene: Coroutine[Any, Any, None]) -> None:
-    run_virtually(scene)
+def play(play_scene: Coroutine[Any, Any, None]) -> None:
+    run_virtually(play_scene)
 
 
-def over(item: bytes) -> ExecExit:
+def exited(item: bytes) -> ExecExit:
     assert item[0] == ExecFrameType.EXITED, item
     return msgspec.json.decode(item[1:], type=ExecExit)
 
 
-def test_it_runs_as_the_copy_does_and_only_its_words_are_its_own() -> None:
-    async def scene() -> None:
-        one = Scene()
-        async with aclosing(one.ask(begin=ExecStart(("echo", ";$(id)"), stdin=True))) as told:
-            assert (await anext(told))[0] == ExecFrameType.STARTED
-            command = one.hand.commands[0]
+def test_session_inherits_run_spec_and_streams_both_ways() -> None:
+    async def play_scene() -> None:
+        scene = Scene()
+        async with aclosing(scene.request(begin=ExecStart(("echo", ";$(id)"), stdin=True))) as frames:
+            assert (await anext(frames))[0] == ExecFrameType.STARTED
+            command = scene.runner.commands[0]
             assert not command.input_over
-            await one.feed(data=b"abc")
-            await one.feed(window=TerminalSize(3, 4))
-            await one.feed(over=True)
+            await scene.feed(data=b"abc")
+            await scene.feed(window=TerminalSize(3, 4))
+            await scene.feed(over=True)
             assert (command.fed, command.sizes, command.input_over) == ([b"abc", b"", b""], [Size(3, 4)], True)
-            command.says.put_nowait(CommandOutput("stdout", b"out"))
-            command.says.put_nowait(CommandOutput("stderr", b"err"))
-            assert await anext(told) == bytes((ExecFrameType.STDOUT,)) + b"out"
-            assert await anext(told) == bytes((ExecFrameType.STDERR,)) + b"err"
+            command.output.put_nowait(CommandOutput("stdout", b"out"))
+            command.output.put_nowait(CommandOutput("stderr", b"err"))
+            assert await anext(frames) == bytes((ExecFrameType.STDOUT,)) + b"out"
+            assert await anext(frames) == bytes((ExecFrameType.STDERR,)) + b"err"
             command.finish(ExitStatus(code=3))
-            assert over(await anext(told)) == ExecExit(code=3)
-            assert await anext(told, None) is None
-        assert one.hand.orders == [(ORDER._replace(argv=("echo", ";$(id)")), None)]
+            assert exited(await anext(frames)) == ExecExit(code=3)
+            assert await anext(frames, None) is None
+        assert scene.runner.orders == [(ORDER._replace(argv=("echo", ";$(id)")), None)]
         assert command.closed
-        assert len(one.sessions) == 0
-        await one.feed(data=b"too late")
+        assert len(scene.sessions) == 0
+        await scene.feed(data=b"too late")
 
-    play(scene())
+    play(play_scene())
 
 
-def test_a_terminal_has_its_size_and_kind_and_without_input_there_is_none() -> None:
-    async def scene() -> None:
-        one = Scene()
-        async with aclosing(one.ask(begin=ExecStart(("sh",), window=TerminalSize(5, 6), terminal="xterm"))) as told:
-            await anext(told)
-        async with aclosing(one.ask("session2")) as told:
-            await anext(told)
-        (order, size), (_, none) = one.hand.orders
+def test_terminal_gets_size_and_type_and_session_without_stdin_gets_none() -> None:
+    async def play_scene() -> None:
+        scene = Scene()
+        async with aclosing(scene.request(begin=ExecStart(("sh",), window=TerminalSize(5, 6), terminal="xterm"))) as frames:
+            await anext(frames)
+        async with aclosing(scene.request("session2")) as frames:
+            await anext(frames)
+        (order, size), (_, none) = scene.runner.orders
         assert (order.env["TERM"], size, none) == ("xterm", Size(5, 6), None)
-        assert [command.input_over for command in one.hand.commands] == [False, True]
+        assert [command.input_over for command in scene.runner.commands] == [False, True]
 
-    play(scene())
+    play(play_scene())
 
 
 @pytest.mark.parametrize(
@@ -161,141 +163,141 @@ def test_a_terminal_has_its_size_and_kind_and_without_input_there_is_none() -> N
     [{"token": "another"}, {"token": ""}, {"session": "../x"}, {"session": ""}, {"begin": ExecStart(())}],
     ids=str,
 )
-def test_who_may_not_ask_or_does_not_speak_this_begins_nothing(wrong: dict[str, Any]) -> None:
-    async def scene() -> None:
-        one = Scene()
+def test_request_with_wrong_token_or_malformed_fields_is_rejected(wrong: dict[str, Any]) -> None:
+    async def play_scene() -> None:
+        scene = Scene()
         with pytest.raises(CallbackRejected):
             _ = [
                 item
-                async for item in one.ask(
+                async for item in scene.request(
                     **{"name": wrong.get("session", "session1"), **{k: v for k, v in wrong.items() if k != "session"}}
                 )
             ]
-        assert one.hand.orders == []
+        assert scene.runner.orders == []
         with pytest.raises(CallbackRejected):
-            await one.feed(token="another")
+            await scene.feed(token="another")
 
-    play(scene())
+    play(play_scene())
 
 
-def test_another_attempt_or_another_replica_is_not_entered() -> None:
-    async def scene() -> None:
-        one = Scene()
+def test_request_for_other_attempt_or_replica_is_refused_as_gone() -> None:
+    async def play_scene() -> None:
+        scene = Scene()
         for more in ({"attempt": 2}, {"uid": "u2"}, {"key": "replica/other/a-0"}, {"key": "../../etc"}):
-            assert (await one.refused(**more)).code == "gone"
-        one.hand.refuses = "there is no such program"
-        assert await one.refused() == ExecRejected("not_started", "there is no such program", "install it")
-        assert len(one.sessions) == 0
+            assert (await scene.refused(**more)).code == "gone"
+        scene.runner.refuses = "there is no such program"
+        assert await scene.refused() == ExecRejected("not_started", "there is no such program", "install it")
+        assert len(scene.sessions) == 0
 
-    play(scene())
-
-
-def test_who_leaves_ends_it() -> None:
-    async def scene() -> None:
-        one = Scene()
-        told = one.ask()
-        await anext(told)
-        await told.aclose()
-        assert one.hand.commands[0].closed
-        assert len(one.sessions) == 0
-
-    play(scene())
+    play(play_scene())
 
 
-def test_a_session_of_the_same_name_is_not_begun_twice() -> None:
-    async def scene() -> None:
-        one = Scene()
-        async with aclosing(one.ask()) as told:
-            await anext(told)
+def test_client_disconnect_closes_session() -> None:
+    async def play_scene() -> None:
+        scene = Scene()
+        frames = scene.request()
+        await anext(frames)
+        await frames.aclose()
+        assert scene.runner.commands[0].closed
+        assert len(scene.sessions) == 0
+
+    play(play_scene())
+
+
+def test_duplicate_session_name_is_rejected() -> None:
+    async def play_scene() -> None:
+        scene = Scene()
+        async with aclosing(scene.request()) as frames:
+            await anext(frames)
             with pytest.raises(CallbackRejected):
-                await anext(one.ask())
-            assert len(one.sessions) == 1
+                await anext(scene.request())
+            assert len(scene.sessions) == 1
 
-    play(scene())
+    play(play_scene())
 
 
-def test_what_a_command_has_left_running_is_ended_with_it_and_what_was_written_is_told() -> None:
-    async def scene() -> None:
-        one = Scene()
-        async with aclosing(one.ask()) as told:
-            await anext(told)
-            command = one.hand.commands[0]
-            command.lingers = True  # somebody holds its output open
-            command.says.put_nowait(CommandOutput("stdout", b"last words"))
+def test_process_left_by_command_is_killed_and_its_output_delivered() -> None:
+    async def play_scene() -> None:
+        scene = Scene()
+        async with aclosing(scene.request()) as frames:
+            await anext(frames)
+            command = scene.runner.commands[0]
+            command.lingers = True  # a child keeps the output open
+            command.output.put_nowait(CommandOutput("stdout", b"last fields"))
             command.finish(ExitStatus(code=0))
-            assert (await anext(told))[1:] == b"last words"
-            assert over(await anext(told)) == ExecExit(code=0)
+            assert (await anext(frames))[1:] == b"last fields"
+            assert exited(await anext(frames)) == ExecExit(code=0)
 
-    play(scene())
+    play(play_scene())
 
 
-def test_it_ends_when_nothing_is_said_for_long__and_talking_puts_that_off() -> None:
-    async def scene() -> None:
-        one = Scene()
-        async with aclosing(one.ask(begin=ExecStart(("cat",), stdin=True))) as told:
-            await anext(told)
-            began_ms = one.world.clock.now_ms()
-            last = asyncio.ensure_future(anext(told))
-            await one.world.clock.sleep_ms(callbacks.IDLE_MS_MAX - 1_000)
-            await one.feed(data=b"x")
-            await one.world.clock.sleep_ms(callbacks.IDLE_MS_MAX - 1_000)
+def test_idle_session_is_killed_and_input_resets_timeout() -> None:
+    async def play_scene() -> None:
+        scene = Scene()
+        async with aclosing(scene.request(begin=ExecStart(("cat",), stdin=True))) as frames:
+            await anext(frames)
+            began_ms = scene.world.clock.now_ms()
+            last = asyncio.ensure_future(anext(frames))
+            await scene.world.clock.sleep_ms(callbacks.IDLE_MS_MAX - 1_000)
+            await scene.feed(data=b"x")
+            await scene.world.clock.sleep_ms(callbacks.IDLE_MS_MAX - 1_000)
             assert not last.done()
-            ended = over(await last)
+            ended = exited(await last)
             assert ended.signal == 9
             assert "no input or output for" in ended.why
-            assert one.world.clock.now_ms() - began_ms < 2 * callbacks.IDLE_MS_MAX + 1_000
+            assert scene.world.clock.now_ms() - began_ms < 2 * callbacks.IDLE_MS_MAX + 1_000
 
-    play(scene())
+    play(play_scene())
 
 
-def test_it_does_not_last_for_ever_however_much_is_said() -> None:
-    async def scene() -> None:
-        one = Scene()
-        async with aclosing(one.ask()) as told:
-            await anext(told)
-            began_ms = one.world.clock.now_ms()
-            command = one.hand.commands[0]
+def test_session_ends_at_its_maximum_duration() -> None:
+    async def play_scene() -> None:
+        scene = Scene()
+        async with aclosing(scene.request()) as frames:
+            await anext(frames)
+            began_ms = scene.world.clock.now_ms()
+            command = scene.runner.commands[0]
             while True:
-                command.says.put_nowait(CommandOutput("stdout", b"x"))
-                item = await anext(told)
+                command.output.put_nowait(CommandOutput("stdout", b"x"))
+                item = await anext(frames)
                 if item[0] == ExecFrameType.EXITED:
                     break
-                await one.world.clock.sleep_ms(600_000)
-            assert "reached its limit of" in over(item).why
-            assert one.world.clock.now_ms() - began_ms <= callbacks.SESSION_MS_MAX + 600_000
+                await scene.world.clock.sleep_ms(600_000)
+            assert "reached its limit of" in exited(item).why
+            assert scene.world.clock.now_ms() - began_ms <= callbacks.SESSION_MS_MAX + 600_000
 
-    play(scene())
-
-
-def test_that_its_replica_ended_is_said() -> None:
-    async def scene() -> None:
-        one = Scene()
-        async with aclosing(one.ask()) as told:
-            await anext(told)
-            one.hand.running = False
-            one.hand.commands[0].finish(ExitStatus(signal=9))
-            assert over(await anext(told)) == ExecExit(signal=9, why="its replica ended")
-
-    play(scene())
+    play(play_scene())
 
 
-def test_there_are_only_so_many_of_a_tenant_and_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_ends_with_its_replica_and_reports_it() -> None:
+    async def play_scene() -> None:
+        scene = Scene()
+        async with aclosing(scene.request()) as frames:
+            await anext(frames)
+            scene.runner.running = False
+            scene.runner.commands[0].finish(ExitStatus(signal=9))
+            assert exited(await anext(frames)) == ExecExit(signal=9, why="its replica ended")
+
+    play(play_scene())
+
+
+def test_sessions_per_tenant_and_per_node_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(callbacks, "SESSIONS_MAX", 3)
     monkeypatch.setattr(callbacks, "TENANT_SESSIONS_MAX", 2)
 
-    async def scene() -> None:
-        one = Scene()
-        begun = [one.ask(f"session{number}") for number in range(2)]
-        for told in begun:
-            await anext(told)
-        assert "this tenant has reached its limit" in (await one.refused(name="session9")).cause
-        assert (await one.refused(name="session9", key="replica/other/b-0")).code == "gone"
+    async def play_scene() -> None:
+        scene = Scene()
+        begun = [scene.request(f"session{number}") for number in range(2)]
+        for frames in begun:
+            await anext(frames)
+        assert "this tenant has reached its limit" in (await scene.refused(name="session9")).cause
+        assert (await scene.refused(name="session9", key="replica/other/b-0")).code == "gone"
         monkeypatch.setattr(callbacks, "SESSIONS_MAX", 2)
-        full = await one.refused(name="session9", key="replica/other/b-0")
+        full = await scene.refused(name="session9", key="replica/other/b-0")
         assert (full.code, "this node has reached its limit" in full.cause) == ("overloaded", True)
-        for told in begun:
-            await told.aclose()
-        async with aclosing(one.ask("session9")) as told:
-            assert (await anext(told))[0] == ExecFrameType.STARTED
+        for frames in begun:
+            await frames.aclose()
+        async with aclosing(scene.request("session9")) as frames:
+            assert (await anext(frames))[0] == ExecFrameType.STARTED
 
-    play(scene())
+    play(play_scene())

@@ -1,4 +1,4 @@
-"""What is told of what a copy has written? Files that are cut while they are read, in a time that leaps."""
+"""Log requests to an agent, while logs rotate (virtual time)."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ONE = AttemptId("replica/t/a-0", "u1", 1)
 
 
 class Scene:
-    def __init__(self, place: Path, world: World, *, goes_on: bool = False) -> None:
-        self.place, self.world, self.goes_on = place, world, goes_on
+    def __init__(self, place: Path, world: World, *, runs: bool = False) -> None:
+        self.place, self.world, self.runs = place, world, runs
         self.logs = LogService(world, FileLogFiles(), "token", self._places)
         self.out, self.err = place / "u1.1.out", place / "u1.1.err"
 
     def _places(self, copy: AttemptId) -> tuple[Iterable[Path], bool]:
-        return [self.place], self.goes_on and copy == ONE
+        return [self.place], self.runs and copy == ONE
 
-    async def told(self, **more: object) -> bytes:
-        words = {"token": "token", "key": ONE.key, "uid": "u1", "attempt": 1, **more}
-        body = msgspec.json.encode(LogsRequest(**words))  # type: ignore[arg-type]
+    async def received(self, **more: object) -> bytes:
+        fields = {"token": "token", "key": ONE.key, "uid": "u1", "attempt": 1, **more}
+        body = msgspec.json.encode(LogsRequest(**fields))  # type: ignore[arg-type]
         return b"".join([item async for item in self.logs.stream(body)])
 
     def cut(self) -> None:
@@ -38,7 +38,7 @@ class Scene:
         assert FileLogFiles().rotate(self.place, self.out.name, bytes_max=size - 1, rotated_max=2)
 
 
-def test_tails_are_found_over_pieces_and_chunks(tmp_path: Path) -> None:
+def test_tail_spans_rotated_files_and_chunks(tmp_path: Path) -> None:
     async def play() -> None:
         scene = Scene(tmp_path, virtual_world())
         long = b"y" * (CHUNK_BYTES + 10)
@@ -47,25 +47,25 @@ def test_tails_are_found_over_pieces_and_chunks(tmp_path: Path) -> None:
         with scene.out.open("ab") as file:
             file.write(b"three\n" + long + b"\nfive")
         whole = b"one\ntwo\nthree\n" + long + b"\nfive"
-        assert await scene.told() == whole
+        assert await scene.received() == whole
         lines = whole.split(b"\n")
         for tail in range(1, 7):
-            assert await scene.told(tail=tail) == b"\n".join(lines[-tail:]), tail
-        assert await scene.told(tail=0) == b""
-        assert await scene.told(tail=-5) == b""
+            assert await scene.received(tail=tail) == b"\n".join(lines[-tail:]), tail
+        assert await scene.received(tail=0) == b""
+        assert await scene.received(tail=-5) == b""
         scene.err.touch()
-        assert await scene.told(stream="stderr") == b""
+        assert await scene.received(stream="stderr") == b""
 
     run_virtually(play())
 
 
-def test_what_is_not_kept_any_more_is_said_to_be_missing(tmp_path: Path) -> None:
+def test_removed_log_bytes_are_reported_as_gap(tmp_path: Path) -> None:
     async def play() -> None:
         scene = Scene(tmp_path, virtual_world())
         for n in range(5):
             scene.out.write_bytes(b"%d\n" % n)
             scene.cut()
-        assert await scene.told() == b"3\n4\n"
+        assert await scene.received() == b"3\n4\n"
         positions = {scene.out.name: 0}
         new = [item async for item in scene.logs._new_output(tmp_path, scene.out.name, positions)]
         assert b"".join(new) == b"-- 6 bytes were removed by log rotation --\n3\n4\n"
@@ -73,35 +73,35 @@ def test_what_is_not_kept_any_more_is_said_to_be_missing(tmp_path: Path) -> None
     run_virtually(play())
 
 
-def test_whoever_follows_hears_all_until_it_ends_also_what_came_last(tmp_path: Path) -> None:
+def test_follow_streams_rotated_output_until_attempt_ends(tmp_path: Path) -> None:
     async def play() -> None:
         world = virtual_world()
-        scene = Scene(tmp_path, world, goes_on=True)
-        told: list[bytes] = []
-        words = LogsRequest("token", ONE.key, "u1", 1, "both", None, True)
-        stream = scene.logs.stream(msgspec.json.encode(words))
+        scene = Scene(tmp_path, world, runs=True)
+        received: list[bytes] = []
+        fields = LogsRequest("token", ONE.key, "u1", 1, "both", None, True)
+        stream = scene.logs.stream(msgspec.json.encode(fields))
 
         async def follow() -> None:
-            told.extend([item async for item in stream])
+            received.extend([item async for item in stream])
 
-        following = asyncio.create_task(follow())
+        task = asyncio.create_task(follow())
         await world.clock.sleep_ms(1_000)
-        assert not following.done(), "it is waited for"
+        assert not task.done(), "follow waits for output"
         for n in range(20):
             with scene.out.open("ab") as file:
                 file.write(b"%d\n" % n)
             if n % 3 == 0:
                 scene.cut()
             await world.clock.sleep_ms(70)
-        scene.err.write_bytes(b"last words")
-        scene.goes_on = False
-        await following
-        assert b"".join(told) == b"".join(b"%d\n" % n for n in range(20)) + b"last words"
+        scene.err.write_bytes(b"last fields")
+        scene.runs = False
+        await task
+        assert b"".join(received) == b"".join(b"%d\n" % n for n in range(20)) + b"last fields"
 
     run_virtually(play())
 
 
-def test_nothing_is_told_without_the_token_or_for_what_is_no_copy(tmp_path: Path) -> None:
+def test_logs_request_with_wrong_token_or_bad_attempt_is_rejected(tmp_path: Path) -> None:
     (tmp_path.parent / "passwd.1.out").write_text("secret")
 
     async def play() -> None:
@@ -110,14 +110,14 @@ def test_nothing_is_told_without_the_token_or_for_what_is_no_copy(tmp_path: Path
             {"token": ""}, {"token": "Token"}, {"uid": "../passwd"}, {"uid": "a/b"}, {"uid": ""}, {"uid": "."}, {"attempt": -1},
             {"uid": "u" * 200},
         )  # fmt: skip
-        for words in wrong:
+        for fields in wrong:
             with pytest.raises(CallbackRejected):
-                await scene.told(**words)
+                await scene.received(**fields)
         for body in (b"", b"{}", b"[" * 5_000, b'{"type":"orders","nodes":[]}'):
             with pytest.raises(CallbackRejected):
                 _ = [item async for item in scene.logs.stream(body)]
         with pytest.raises(CallbackRejected):
             await scene.logs.request(b"")
-        assert b"no logs of attempt 3 are stored" in await scene.told(attempt=3)
+        assert b"no logs of attempt 3 are stored" in await scene.received(attempt=3)
 
     run_virtually(play())

@@ -1,4 +1,4 @@
-"""Is what work needs there whole before it starts, fetched once, kept within bounds, and gone with the work?"""
+"""Preparation of a replica before its start: artifacts, root filesystem, volumes, cleanup."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Sandboxes(NoRunner):
 
 
 class Bench:
-    """An agent's shelf in a world in memory; `depot` has what can be fetched."""
+    """An artifact cache on a simulated disk; `depot` holds what can be fetched."""
 
     def __init__(self, bytes_max: int = 100 * KIB) -> None:
         self.disk, self.depot = SimDisk(), ArtifactSources()
@@ -47,7 +47,7 @@ class Bench:
         carrier = SimArtifactFetcher(self.disk, self.depot, lambda: True)
         self.world: World = replace(virtual_world(), disk=self.mount, artifacts=carrier)
         self.bytes_max = bytes_max
-        self.told: list[str] = []
+        self.logged: list[str] = []
         self.mount.make_directory(ROOT / "files")
         self.mount.make_directory(ROOT / "trees")
         self.mount.make_directory(Path("/d/work"))
@@ -59,9 +59,9 @@ class Bench:
             return await fetch(source, to, **more)  # type: ignore[arg-type]
 
         carrier.fetch = counted  # type: ignore[method-assign]
-        self.shelf = self.anew()
+        self.cache = self.reopened()
 
-    def anew(self) -> ArtifactCache:
+    def reopened(self) -> ArtifactCache:
         return ArtifactCache(self.world, ROOT, REACH, self.bytes_max)
 
     def put(self, name: str, size: int = 30 * KIB, tenant: str = "t") -> ArtifactRef:
@@ -69,11 +69,11 @@ class Bench:
         self.depot.files[f"http://files/{name}"] = content
         return ArtifactRef(tenant, f"http://files/{name}", hashlib.sha256(content).hexdigest())
 
-    async def use(self, wanted: ArtifactRef) -> bytes:
-        async with self.shelf.file(wanted, self.told.append) as path:
+    async def fetch(self, expected: ArtifactRef) -> bytes:
+        async with self.cache.file(expected, self.logged.append) as path:
             return self.mount.read(path)
 
-    def kept(self) -> list[str]:
+    def cached(self) -> list[str]:
         return list(self.mount.list(ROOT / "files"))
 
 
@@ -84,27 +84,27 @@ def play(scene: Callable[[Bench], Awaitable[None]], **more: int) -> None:
     run_virtually(around())
 
 
-# -- the shelf ---------------------------------------------------------------------------------------------------------------
+# -- artifact cache ----------------------------------------------------------------------------------------------------------
 
 
-def test_many_that_want_the_same_at_once_have_it_of_one_fetch() -> None:
+def test_concurrent_uses_share_one_fetch() -> None:
     async def scene(bench: Bench) -> None:
-        wanted = bench.put("a")
-        found = await asyncio.gather(*(bench.use(wanted) for _ in range(8)))
+        expected = bench.put("a")
+        found = await asyncio.gather(*(bench.fetch(expected) for _ in range(8)))
         assert len(set(found)) == 1
-        assert bench.fetches == [wanted.source]
-        assert any("another replica" in one for one in bench.told)
-        assert any(one.startswith("fetching 0.0 of 0.0 MiB of http://files/a") for one in bench.told)
+        assert bench.fetches == [expected.source]
+        assert any("another replica" in line for line in bench.logged)
+        assert any(line.startswith("fetching 0.0 of 0.0 MiB of http://files/a") for line in bench.logged)
 
     play(scene)
 
 
-def test_when_the_one_that_fetches_is_cancelled_the_next_goes_on() -> None:
+def test_cancelled_fetch_is_taken_over_by_next_user() -> None:
     async def scene(bench: Bench) -> None:
-        wanted = bench.put("a")
-        first = asyncio.create_task(bench.use(wanted))
+        expected = bench.put("a")
+        first = asyncio.create_task(bench.fetch(expected))
         await asyncio.sleep(0.006)
-        second = asyncio.create_task(bench.use(wanted))
+        second = asyncio.create_task(bench.fetch(expected))
         await asyncio.sleep(0.001)
         first.cancel()
         assert await second
@@ -113,95 +113,95 @@ def test_when_the_one_that_fetches_is_cancelled_the_next_goes_on() -> None:
     play(scene)
 
 
-def test_a_tenant_does_not_find_what_another_fetched() -> None:
+def test_cached_artifact_of_other_tenant_is_not_shared() -> None:
     async def scene(bench: Bench) -> None:
         mine = bench.put("a", tenant="t")
-        await bench.use(mine)
+        await bench.fetch(mine)
         theirs = mine._replace(tenant="u", source="http://files/not-theirs")
         with pytest.raises(NotPrepared, match="was not fetched"):
-            await bench.use(theirs)
+            await bench.fetch(theirs)
 
     play(scene)
 
 
-def test_what_was_used_longest_ago_makes_room__and_what_is_in_use_does_not() -> None:
+def test_least_recently_used_artifact_is_evicted_unless_in_use() -> None:
     async def scene(bench: Bench) -> None:
         a, b, c, d, e = (bench.put(name) for name in "abcde")
-        for one in (a, b, c, a):
-            await bench.use(one)
-        await bench.use(d)  # b goes
-        assert sorted(bench.kept()) == sorted(one.name for one in (a, c, d))
-        async with bench.shelf.file(c, bench.told.append):
-            await bench.use(e)  # a goes: c is older, and in use
-            assert sorted(bench.kept()) == sorted(one.name for one in (c, d, e))
+        for line in (a, b, c, a):
+            await bench.fetch(line)
+        await bench.fetch(d)  # evicts b
+        assert sorted(bench.cached()) == sorted(line.name for line in (a, c, d))
+        async with bench.cache.file(c, bench.logged.append):
+            await bench.fetch(e)  # evicts a: c is older, but in use
+            assert sorted(bench.cached()) == sorted(line.name for line in (c, d, e))
 
     play(scene)
 
 
-def test_what_cannot_fit_says_so_and_leaves_nothing() -> None:
+def test_artifact_over_cache_size_is_refused_and_leaves_nothing() -> None:
     async def scene(bench: Bench) -> None:
         a, b = bench.put("a", 60 * KIB), bench.put("b", 60 * KIB)
-        async with bench.shelf.file(a, bench.told.append):
+        async with bench.cache.file(a, bench.logged.append):
             with pytest.raises(NotPrepared, match="do not fit in the artifact cache"):
-                await bench.use(b)
-        assert bench.kept() == [a.name]
-        await bench.use(b)
+                await bench.fetch(b)
+        assert bench.cached() == [a.name]
+        await bench.fetch(b)
         with pytest.raises(NotPrepared, match="has more than 0 MiB"):
-            await bench.use(bench.put("huge", 200 * KIB))
+            await bench.fetch(bench.put("huge", 200 * KIB))
 
     play(scene)
 
 
-def test_the_shelf_outlives_its_agent__and_what_was_not_whole_is_swept() -> None:
+def test_cache_survives_agent_restart_and_partial_files_are_removed() -> None:
     async def scene(bench: Bench) -> None:
-        wanted = bench.put("a")
-        await bench.use(wanted)
-        bench.mount.write_atomically(ROOT / "files" / f"{wanted.name}.coming", b"half")
-        bench.mount.write_atomically(ROOT / "files" / "stranger", b"whose?")
-        bench.shelf = bench.anew()
-        await bench.use(wanted)
-        assert bench.fetches == [wanted.source]
-        assert bench.kept() == [wanted.name]
+        expected = bench.put("a")
+        await bench.fetch(expected)
+        bench.mount.write_atomically(ROOT / "files" / f"{expected.name}.coming", b"half")
+        bench.mount.write_atomically(ROOT / "files" / "stranger", b"unknown")
+        bench.cache = bench.reopened()
+        await bench.fetch(expected)
+        assert bench.fetches == [expected.source]
+        assert bench.cached() == [expected.name]
 
     play(scene)
 
 
 @pytest.mark.parametrize("index", [b"", b"{", b'{"files/x": 3}', b"[]"])
-def test_an_index_that_cannot_be_read_only_costs_a_fetch(index: bytes) -> None:
+def test_unreadable_cache_index_costs_only_a_fetch(index: bytes) -> None:
     async def scene(bench: Bench) -> None:
-        wanted = bench.put("a")
-        await bench.use(wanted)
+        expected = bench.put("a")
+        await bench.fetch(expected)
         bench.mount.write_atomically(ROOT / "index", index)
-        bench.shelf = bench.anew()
-        await bench.use(wanted)
+        bench.cache = bench.reopened()
+        await bench.fetch(expected)
         assert len(bench.fetches) == 2
 
     play(scene)
 
 
-def test_what_was_changed_on_the_shelf_is_fetched_anew() -> None:
+def test_modified_cached_file_is_fetched_again() -> None:
     async def scene(bench: Bench) -> None:
-        wanted = bench.put("a")
-        good = await bench.use(wanted)
-        bench.mount.write_atomically(ROOT / "files" / wanted.name, b"evil")
-        assert await bench.use(wanted) == good
+        expected = bench.put("a")
+        good = await bench.fetch(expected)
+        bench.mount.write_atomically(ROOT / "files" / expected.name, b"evil")
+        assert await bench.fetch(expected) == good
         assert len(bench.fetches) == 2
 
     play(scene)
 
 
-def test_what_cannot_be_reached_is_tried_again_with_pauses_and_then_given_up() -> None:
+def test_unreachable_source_is_retried_with_backoff_then_fails() -> None:
     async def scene(bench: Bench) -> None:
-        wanted = bench.put("a")
+        expected = bench.put("a")
         bench.depot.unavailable = True
         began_ms = bench.world.clock.now_ms()
         with pytest.raises(NotPrepared, match="cannot be reached"):
-            await bench.use(wanted)
+            await bench.fetch(expected)
         assert len(bench.fetches) == 4
         assert 7_000 <= bench.world.clock.now_ms() - began_ms < 9_000
-        assert any("retrying to fetch" in one for one in bench.told)
+        assert any("retrying to fetch" in line for line in bench.logged)
         bench.depot.unavailable = False
-        assert await bench.use(wanted)
+        assert await bench.fetch(expected)
 
     play(scene)
 
@@ -234,81 +234,81 @@ async def prepared(
     generation = GenerationSpec(workload="w", generation=1, labels={}, spec=WorkloadSpec(type="service", template=made))
     replica = Replica(metadata=RecordMetadata(name="w-0", tenant="t"), spec=ReplicaSpec(workload="w", generation=1, index=0))
     place = NodeSettings("n", "s", Path("/d/logs"), Path("/d/work"), sandbox)
-    lent = (Path("/srv/lent"),)
+    permitted = (Path("/srv/permitted"),)
     own: list[PreparationStep] = [
-        ArtifactStep(bench.world, bench.shelf),
-        RootfsStep(bench.world, bench.shelf, lent),
-        VolumeStep(bench.world, lent),
+        ArtifactStep(bench.world, bench.cache),
+        RootfsStep(bench.world, bench.cache, permitted),
+        VolumeStep(bench.world, permitted),
     ]
-    preparer, making = Preparer(bench.world, [*steps, *own]), PreparationProgress()
-    await preparer.prepare(place, COPY, replica, generation, making)
-    if making.inputs is not None:  # it must make an order that a runner takes
-        build_process_spec(place, COPY, replica, generation, {}, making.inputs)
-    return making
+    preparer, progress = Preparer(bench.world, [*steps, *own]), PreparationProgress()
+    await preparer.prepare(place, COPY, replica, generation, progress)
+    if progress.inputs is not None:  # the inputs must form a valid process spec
+        build_process_spec(place, COPY, replica, generation, {}, progress.inputs)
+    return progress
 
 
-def test_a_room_is_there_whole_with_all_that_belongs_in_it() -> None:
+def test_work_directory_appears_with_all_inputs_at_once() -> None:
     async def scene(bench: Bench) -> None:
         app = artifact(bench, "http://files/app.tar", archive(bin__run=b"#!", conf=b"x"), unpack=True)
         model = artifact(bench, "http://files/model.bin", b"weights", path="data/model")
         named = artifact(bench, "http://files/a%20b.txt?v=1", b"text")
-        making = await prepared(
+        progress = await prepared(
             bench, artifacts=(app, model, named), volumes=(Volume(name="s", path="tmp", scratch=Scratch()),)
         )
-        assert making.inputs == NO_INPUTS
-        room = Path("/d/work/uid.1")
-        assert bench.mount.list(room) == ("a b.txt", "bin", "conf", "data", "tmp")
-        assert bench.mount.read(room / "data/model") == b"weights"
+        assert progress.inputs == NO_INPUTS
+        directory = Path("/d/work/uid.1")
+        assert bench.mount.list(directory) == ("a b.txt", "bin", "conf", "data", "tmp")
+        assert bench.mount.read(directory / "data/model") == b"weights"
         assert bench.mount.list(Path("/d/work")) == ("uid.1",)
 
     play(scene)
 
 
-def test_what_fails_leaves_no_room_and_says_why() -> None:
+def test_failed_preparation_leaves_no_directory_and_reports_cause() -> None:
     async def scene(bench: Bench) -> None:
         good = artifact(bench, "http://files/good", b"x")
         bad = artifact(bench, "http://files/bad", b"y", unpack=True)
-        making = await prepared(bench, artifacts=(good, bad))
-        assert making.inputs is None
-        assert making.failure.startswith("template.artifacts[1] cannot be placed: not a readable archive")
-        assert "; create a tar" in making.failure
+        progress = await prepared(bench, artifacts=(good, bad))
+        assert progress.inputs is None
+        assert progress.failure.startswith("template.artifacts[1] cannot be placed: not a readable archive")
+        assert "; create a tar" in progress.failure
         assert bench.mount.list(Path("/d/work")) == ()
 
     play(scene)
 
 
-def test_a_room_that_stands_is_left_as_the_work_made_it() -> None:
+def test_existing_work_directory_is_not_overwritten() -> None:
     async def scene(bench: Bench) -> None:
-        asks = artifact(bench, "http://files/data", b"as it came", path="data")
-        await prepared(bench, artifacts=(asks,))
-        bench.mount.write_atomically(Path("/d/work/uid.1/data"), b"as the work made it")
-        making = await prepared(bench, artifacts=(asks,))
-        assert making.inputs == NO_INPUTS
-        assert bench.mount.read(Path("/d/work/uid.1/data")) == b"as the work made it"
+        spec = artifact(bench, "http://files/data", b"original", path="data")
+        await prepared(bench, artifacts=(spec,))
+        bench.mount.write_atomically(Path("/d/work/uid.1/data"), b"changed")
+        progress = await prepared(bench, artifacts=(spec,))
+        assert progress.inputs == NO_INPUTS
+        assert bench.mount.read(Path("/d/work/uid.1/data")) == b"changed"
 
     play(scene)
 
 
-def test_one_that_is_cancelled_is_prepared_anew_from_nothing() -> None:
+def test_cancelled_preparation_is_redone_from_scratch() -> None:
     async def scene(bench: Bench) -> None:
-        asks = (artifact(bench, "http://files/one", b"1"), artifact(bench, "http://files/two", b"2"))
-        task = asyncio.create_task(prepared(bench, artifacts=asks))
+        spec = (artifact(bench, "http://files/line", b"1"), artifact(bench, "http://files/two", b"2"))
+        task = asyncio.create_task(prepared(bench, artifacts=spec))
         await asyncio.sleep(0.03)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert bench.mount.list(Path("/d/work")) == ("uid.1.making",)
-        assert (await prepared(bench, artifacts=asks)).inputs is not None
-        assert bench.mount.list(Path("/d/work/uid.1")) == ("one", "two")
+        assert (await prepared(bench, artifacts=spec)).inputs is not None
+        assert bench.mount.list(Path("/d/work/uid.1")) == ("line", "two")
 
     play(scene)
 
 
-def test_steps_join_what_they_say_of_the_order() -> None:
-    class Says:
+def test_inputs_of_all_steps_are_merged() -> None:
+    class EnvironmentStep:
         def applies_to(self, template: Template, /) -> bool:
             return True
 
-        async def prepare(self, subject: PreparationContext, room: Path, tell: OnProgress, /) -> PreparedInputs:
+        async def prepare(self, subject: PreparationContext, directory: Path, log: OnProgress, /) -> PreparedInputs:
             return PreparedInputs(env={"A": "1"})
 
         def forget(self, copy: AttemptId, /) -> None:
@@ -318,151 +318,153 @@ def test_steps_join_what_they_say_of_the_order() -> None:
             pass
 
     async def scene(bench: Bench) -> None:
-        making = await prepared(bench, steps=[Says()], volumes=(Volume(name="s", path="tmp", scratch=Scratch()),))
-        assert making.inputs == PreparedInputs(env={"A": "1"})
+        progress = await prepared(bench, steps=[EnvironmentStep()], volumes=(Volume(name="s", path="tmp", scratch=Scratch()),))
+        assert progress.inputs == PreparedInputs(env={"A": "1"})
 
     play(scene)
 
 
-# -- roots and volumes -------------------------------------------------------------------------------------------------------
+# -- root filesystems and volumes --------------------------------------------------------------------------------------------
 
 
-def test_a_root_needs_bubblewrap_and_says_so() -> None:
+def test_rootfs_without_bubblewrap_fails_with_cure() -> None:
     async def scene(bench: Bench) -> None:
-        making = await prepared(bench, rootfs=Rootfs(directory="/srv/lent/root"))
-        assert making.failure.startswith("template.rootfs needs bubblewrap, which this node does not have; install bubblewrap")
+        progress = await prepared(bench, rootfs=Rootfs(directory="/srv/permitted/root"))
+        assert progress.failure.startswith(
+            "template.rootfs needs bubblewrap, which this node does not have; install bubblewrap"
+        )
 
     play(scene)
 
 
-def test_a_root_is_unpacked_once_and_stays_while_it_is_used() -> None:
+def test_rootfs_is_unpacked_once_and_pinned_while_used() -> None:
     async def scene(bench: Bench) -> None:
         bench.world = replace(bench.world, runner=Sandboxes())
-        bench.shelf = bench.anew()
+        bench.cache = bench.reopened()
         content = archive(usr__bin__sh=bytes(20 * KIB))
         root = artifact(bench, "http://files/root.tar", content)
-        asks = Rootfs(source=root.source, sha256=root.sha256)
+        spec = Rootfs(source=root.source, sha256=root.sha256)
         for _ in range(2):
-            making = await prepared(bench, sandbox=True, rootfs=asks)
+            progress = await prepared(bench, sandbox=True, rootfs=spec)
             tree = ROOT / "trees" / f"{root.sha256}.t"
-            assert making.inputs == PreparedInputs(root=tree), making.failure
+            assert progress.inputs == PreparedInputs(root=tree), progress.failure
             assert bench.mount.list(tree) == ("usr",)
         assert bench.fetches == [root.source]
         for name in "abc":
-            await bench.use(bench.put(name))
-        assert bench.mount.list(ROOT / "trees") == (f"{root.sha256}.t",), "it is pinned by the copy that has it"
+            await bench.fetch(bench.put(name))
+        assert bench.mount.list(ROOT / "trees") == (f"{root.sha256}.t",), "pinned by the attempt that uses it"
 
     play(scene)
 
 
-def test_a_directory_of_the_node_is_had_where_it_is_lent() -> None:
+def test_host_path_is_mounted_only_where_permitted() -> None:
     async def scene(bench: Bench) -> None:
         bench.world = replace(bench.world, runner=Sandboxes())
-        for path in ("/srv/lent/root", "/srv/lent/data", "/srv/other"):
+        for path in ("/srv/permitted/root", "/srv/permitted/data", "/srv/other"):
             bench.mount.make_directory(Path(path))
         volumes = (
-            Volume(name="a", path="/data", host=HostPath(path="/srv/lent/data")),
+            Volume(name="a", path="/data", host=HostPath(path="/srv/permitted/data")),
             Volume(name="b", path="/tmp/b", scratch=Scratch()),
-            Volume(name="c", path="c", host=HostPath(path="/srv/lent/data", read_only=False)),
+            Volume(name="c", path="c", host=HostPath(path="/srv/permitted/data", read_only=False)),
         )
-        making = await prepared(bench, sandbox=True, rootfs=Rootfs(directory="/srv/lent/root"), volumes=volumes)
-        assert making.inputs is not None
-        assert making.inputs.root == Path("/srv/lent/root")
-        assert making.inputs.mounts == (
-            BindMount(Path("/srv/lent/data"), Path("/data"), writable=False),
+        progress = await prepared(bench, sandbox=True, rootfs=Rootfs(directory="/srv/permitted/root"), volumes=volumes)
+        assert progress.inputs is not None
+        assert progress.inputs.root == Path("/srv/permitted/root")
+        assert progress.inputs.mounts == (
+            BindMount(Path("/srv/permitted/data"), Path("/data"), writable=False),
             BindMount(Path("/d/work/uid.1/.volumes/b"), Path("/tmp/b"), writable=True),
-            BindMount(Path("/srv/lent/data"), Path("/work/c"), writable=True),
+            BindMount(Path("/srv/permitted/data"), Path("/work/c"), writable=True),
         )
-        for asks in (
+        for spec in (
             {"rootfs": Rootfs(directory="/srv/other")},
             {"volumes": (Volume(name="o", path="o", host=HostPath(path="/srv/other")),)},
         ):
             bench.mount.remove_tree(Path("/d/work/uid.1"))
-            refused = await prepared(bench, sandbox=True, **asks)
+            refused = await prepared(bench, sandbox=True, **spec)
             assert "/srv/other is not permitted on this node; start the agent with --host-path" in refused.failure
 
     play(scene)
 
 
-def test_without_a_sandbox_nothing_holds_work_to_reading() -> None:
+def test_read_only_host_path_without_sandbox_is_refused() -> None:
     async def scene(bench: Bench) -> None:
-        bench.mount.make_directory(Path("/srv/lent"))
-        making = await prepared(bench, volumes=(Volume(name="a", path="a", host=HostPath(path="/srv/lent")),))
-        assert making.failure.startswith(
-            "host path /srv/lent cannot be mounted read-only without a sandbox; set readOnly: false"
+        bench.mount.make_directory(Path("/srv/permitted"))
+        progress = await prepared(bench, volumes=(Volume(name="a", path="a", host=HostPath(path="/srv/permitted")),))
+        assert progress.failure.startswith(
+            "host path /srv/permitted cannot be mounted read-only without a sandbox; set readOnly: false"
         )
 
     play(scene)
 
 
-# -- when it is begun --------------------------------------------------------------------------------------------------------
+# -- order of preparation and start ------------------------------------------------------------------------------------------
 
 
-def mind(phase: Phase = Phase.STARTING, **template: object) -> core.Bench:
-    asks = (Artifact(source="http://files/a", sha256="0" * 64),)
-    return core.Bench(phase, kind="service", made=core.template(artifacts=asks, **template))
+def reconciler_bench(phase: Phase = Phase.STARTING, **template: object) -> core.Bench:
+    spec = (Artifact(source="http://files/a", sha256="0" * 64),)
+    return core.Bench(phase, kind="service", made=core.template(artifacts=spec, **template))
 
 
-def done(prepared: PreparedInputs | None = None, failed: str = "") -> PreparationProgress:
-    making = PreparationProgress()
-    making.inputs, making.failure = prepared, failed
-    return making
+def progress_of(prepared: PreparedInputs | None = None, failed: str = "") -> PreparationProgress:
+    progress = PreparationProgress()
+    progress.inputs, progress.failure = prepared, failed
+    return progress
 
 
-def test_what_needs_something_is_prepared_first_and_started_only_then() -> None:
-    bench = mind()
-    (deed,) = bench.look()
-    assert isinstance(deed, PrepareAction)
-    bench.mind.preparations[core.COPY] = PreparationProgress()
-    assert bench.look() == [], "it is under way"
-    bench.mind.preparations[core.COPY] = done(NO_INPUTS)
-    (deed,) = bench.look()
-    assert isinstance(deed, StartAction)
+def test_replica_with_inputs_is_prepared_before_start() -> None:
+    bench = reconciler_bench()
+    (action,) = bench.actions()
+    assert isinstance(action, PrepareAction)
+    bench.reconciler.preparations[core.COPY] = PreparationProgress()
+    assert bench.actions() == [], "the preparation is running"
+    bench.reconciler.preparations[core.COPY] = progress_of(NO_INPUTS)
+    (action,) = bench.actions()
+    assert isinstance(action, StartAction)
 
 
-def test_nothing_is_prepared_before_its_start_is_committed_nor_without_the_lease() -> None:
-    bench = mind(Phase.BOUND)
-    assert bench.says() == ("start", "")
-    assert mind().look(may_act=False) == []
+def test_preparation_waits_for_committed_start_and_lease() -> None:
+    bench = reconciler_bench(Phase.BOUND)
+    assert bench.only_report() == ("start", "")
+    assert reconciler_bench().actions(holds_lease=False) == []
 
 
-def test_what_cannot_be_prepared_ends_the_attempt_with_the_reason() -> None:
-    bench = mind()
-    bench.mind.preparations[core.COPY] = done(failed="it was not fetched; see whether it is there")
-    assert bench.says() == ("crash", "not started")
-    (said,) = bench.look()
-    assert isinstance(said, ReportAction)
-    assert said.move.reason == "it was not fetched; see whether it is there"
+def test_failed_preparation_ends_attempt_with_reason() -> None:
+    bench = reconciler_bench()
+    bench.reconciler.preparations[core.COPY] = progress_of(failed="it was not fetched; check the source")
+    assert bench.only_report() == ("crash", "not started")
+    (report,) = bench.actions()
+    assert isinstance(report, ReportAction)
+    assert report.move.reason == "it was not fetched; check the source"
 
 
-def test_what_is_started_again_by_another_agent_is_prepared_again() -> None:
-    bench = mind(Phase.RUNNING)
+def test_restart_by_another_agent_prepares_again() -> None:
+    bench = reconciler_bench(Phase.RUNNING)
     bench.ended(code=1)
-    (deed,) = bench.look(core.NOW_MS + 10_000)
-    assert isinstance(deed, PrepareAction)
-    bench.mind.preparations[core.COPY] = done(NO_INPUTS)
-    (deed,) = bench.look(core.NOW_MS + 10_000)
-    assert isinstance(deed, StartAction)
-    assert deed.restarts == 1
+    (action,) = bench.actions(core.NOW_MS + 10_000)
+    assert isinstance(action, PrepareAction)
+    bench.reconciler.preparations[core.COPY] = progress_of(NO_INPUTS)
+    (action,) = bench.actions(core.NOW_MS + 10_000)
+    assert isinstance(action, StartAction)
+    assert action.restarts == 1
 
 
 @pytest.mark.parametrize(
-    ("phase", "wanted"),
+    ("phase", "expected"),
     [(Phase.STARTING, True), (Phase.RUNNING, True), (Phase.UNKNOWN, True), (Phase.DRAINING, False), (Phase.STOPPING, False)],
 )
-def test_what_leaves_is_not_prepared_any_further(phase: Phase, wanted: bool) -> None:
-    bench = mind(phase)
-    assert bench.mind.should_run(bench.orders, core.COPY) is wanted
+def test_preparation_stops_when_replica_drains(phase: Phase, expected: bool) -> None:
+    bench = reconciler_bench(phase)
+    assert bench.reconciler.should_run(bench.orders, core.COPY) is expected
 
 
-def test_work_that_asks_for_nothing_is_started_at_once() -> None:
+def test_replica_without_inputs_starts_at_once() -> None:
     bench = core.Bench(Phase.STARTING, kind="service")
-    (deed,) = bench.look()
-    assert isinstance(deed, StartAction)
-    assert bench.mind.preparations == {}
+    (action,) = bench.actions()
+    assert isinstance(action, StartAction)
+    assert bench.reconciler.preparations == {}
 
 
-def test_what_filled_its_scratch_is_not_started_again_within_its_attempt() -> None:
-    bench = mind(Phase.RUNNING)
+def test_replica_with_full_scratch_is_not_restarted_in_same_attempt() -> None:
+    bench = reconciler_bench(Phase.RUNNING)
     bench.ended(code=None, signal=15, why="scratch full")
-    assert bench.says(core.NOW_MS + 10_000) == ("crash", "scratch full")
+    assert bench.only_report(core.NOW_MS + 10_000) == ("crash", "scratch full")

@@ -1,4 +1,4 @@
-"""The small parts of an agent: its journal, probes, restarts, orders for work, bounds of logs, and who held its node last."""
+"""Small parts of an agent: journal, probes, restarts, process specs, log bounds, lease continuity."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def begun(uid: str = "u1", **more: object) -> ProcessRecord:
 # -- the journal ---------------------------------------------------------------------------------------------------------------
 
 
-def test_a_journal_tells_the_last_of_each_copy_and_not_what_was_forgotten(tmp_path: Path) -> None:
+def test_journal_read_returns_latest_record_and_skips_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "run" / "journal"
     journal = Journal(FileDisk(), path)
     assert journal.read() == {}
@@ -47,7 +47,7 @@ def test_a_journal_tells_the_last_of_each_copy_and_not_what_was_forgotten(tmp_pa
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 3))
-def test_a_line_that_was_cut_off_hides_none_that_is_written_after_it(tmp_path: Path, cut: int) -> None:
+def test_journal_line_cut_by_crash_hides_no_later_record(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "journal"
     journal = Journal(FileDisk(), path)
     journal.write([begun(), begun("u2")], durably=True)
@@ -55,11 +55,11 @@ def test_a_line_that_was_cut_off_hides_none_that_is_written_after_it(tmp_path: P
     again = Journal(FileDisk(), path)
     assert ONE in again.read()
     again.write([begun("u3")], durably=True)
-    found = Journal(FileDisk(), path).read()
-    assert {copy.uid for copy in found} >= {"u1", "u3"}
+    records = Journal(FileDisk(), path).read()
+    assert {copy.uid for copy in records} >= {"u1", "u3"}
 
 
-def test_a_journal_of_mostly_forgotten_starts_is_written_anew(tmp_path: Path) -> None:
+def test_journal_with_many_obsolete_records_is_compacted(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     journal = Journal(FileDisk(), path)
     journal.write([begun()] * (COMPACT_LINES + 5), durably=False)
@@ -73,7 +73,7 @@ def test_a_journal_of_mostly_forgotten_starts_is_written_anew(tmp_path: Path) ->
 # -- probes and restarts -------------------------------------------------------------------------------------------------------
 
 
-def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -> None:
+def test_start_probe_runs_first_and_probes_keep_their_period() -> None:
     probe = Probe(tcp=TcpProbe(port=1), period=Duration(100), timeout=Duration(50), failures=2)
     health = ProcessHealth(Probes(start=probe, ready=probe), 1_000)
     assert list(health.due_probes(1_000)) == ["start"]
@@ -82,19 +82,19 @@ def test_the_start_probe_comes_first_and_none_is_asked_again_before_its_time() -
     health.record("start", False, "refused", 1_020)
     assert health.next_run_ms() == 1_120
     health.record("start", True, "", 1_120)
-    assert list(health.due_probes(1_120)) == ["ready"], "one that has passed is not asked any more"
-    assert (health.is_ready, health.is_unready) == (False, False), "nothing is known yet"
+    assert list(health.due_probes(1_120)) == ["ready"], "a passed start probe does not run again"
+    assert (health.is_ready, health.is_unready) == (False, False), "no result yet"
     health.record("ready", False, "status 500", 1_130)
     assert health.failure_message == "ready probe failed: status 500"
     ready = []
     for ok in (True, False, False):
         health.record("ready", ok, "status 500", 1_330)
         ready.append(health.is_ready)
-    assert ready == [True, True, False], "it stays so until it has failed often enough"
+    assert ready == [True, True, False], "ready until the failure threshold"
     assert not health.is_dead, "not ready is not dead"
 
 
-def test_a_start_probe_that_fails_too_often_ends_it() -> None:
+def test_failing_start_probe_marks_process_dead() -> None:
     health = ProcessHealth(Probes(start=Probe(tcp=TcpProbe(port=1), failures=2)), 0)
     health.record("start", False, "", 1)
     health.record("start", False, "", 2)
@@ -115,10 +115,10 @@ def test_a_start_probe_that_fails_too_often_ends_it() -> None:
         ("always", True, 1, 0, 2, 2_000),
     ],
 )
-def test_when_it_is_started_again(
+def test_restart_backoff_follows_policy_and_limit(
     when: Any, failed: bool, restarts: int, ran_ms: int, limit: int, pause_ms: int | None
 ) -> None:
-    found = restart_after_ms(
+    records = restart_after_ms(
         when,
         failed=failed,
         restarts=restarts,
@@ -127,13 +127,13 @@ def test_when_it_is_started_again(
         backoff_max_ms=60_000,
         limit=limit,
     )
-    assert found == pause_ms
+    assert records == pause_ms
 
 
 # -- what is started -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_order_is_what_the_template_says() -> None:
+def test_process_spec_follows_template_and_agent_variables_win() -> None:
     spec = WorkloadSpec(
         type="job",
         fence=Duration(7_000),
@@ -155,7 +155,7 @@ def test_an_order_is_what_the_template_says() -> None:
     order = build_process_spec(place, ONE, replica, generation, {"http": 31000})
     assert order.argv == ("serve", "--port=31000", "$(HOME)", "$(NOBODY)")
     assert order.env["PATH"] == "/opt"
-    assert order.env["REMIT_NODE"] == "n1", "what is the agent's to say is said by it"
+    assert order.env["REMIT_NODE"] == "n1", "the template cannot override agent variables"
     assert (order.env["REMIT_TOKEN"], order.env["REMIT_INDEX"], order.env["REMIT_FENCE_MS"]) == ("u1.1", "4", "7000")
     assert (order.env["REMIT_DEVICES"], order.env["CUDA_VISIBLE_DEVICES"]) == ("gpu-0,gpu-1", "0,1")
     assert (order.directory, order.user) == (Path("/srv"), "web")
@@ -169,31 +169,31 @@ def test_an_order_is_what_the_template_says() -> None:
     plain = build_process_spec(place, ONE, replica, eager, {})
     assert (plain.sandbox, plain.with_parent) == ("none", False)
     unnamed = replace(generation, spec=replace(spec, template=replace(spec.template, user="")))
-    assert build_process_spec(place, ONE, replica, unnamed, {}).user == "", "as the agent does"
+    assert build_process_spec(place, ONE, replica, unnamed, {}).user == "", "the user of the agent"
     held = place._replace(user="nobody")
     assert [build_process_spec(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == ["nobody", "web"]
     held = place._replace(user=USER_PER_TENANT)
     assert [build_process_spec(held, ONE, replica, one, {}).user for one in (unnamed, generation)] == [tenant_user("t"), "web"]
 
 
-def test_names_of_copies_are_no_paths() -> None:
+def test_attempt_file_names_cannot_escape_directory() -> None:
     assert AttemptId("k", "../../etc/passwd", 2).file_name == ".._.._etc_passwd.2"
     assert "/" not in "".join(AttemptId("k", "a/b", 1).log_names)
-    assert expand_variables("$(A)$(A)", {"A": "$(A)"}) == "$(A)$(A)", "what stands for something is not looked at again"
+    assert expand_variables("$(A)$(A)", {"A": "$(A)"}) == "$(A)$(A)", "expansion is not recursive"
     assert result_of(ExitStatus(code=0, oom=True)) == "oom"
 
 
-# -- who held the node last ----------------------------------------------------------------------------------------------------
+# -- lease continuity ----------------------------------------------------------------------------------------------------------
 
 
-def test_whoever_wrote_down_the_epoch_before_follows(tmp_path: Path) -> None:
+def test_lease_is_continuous_when_previous_epoch_was_recorded(tmp_path: Path) -> None:
     async def scene() -> None:
         world, path = virtual_world(), tmp_path / "run" / "epochs"
         first = LeaseContinuity(world, path)
-        assert await first.record_acquired({"n1": 1, "n2": 4}) == {"n1"}, "of a node that had holders before nothing is known"
+        assert await first.record_acquired({"n1": 1, "n2": 4}) == {"n1"}, "n2 had unknown holders before"
         assert await first.record_acquired({"n1": 2}) == {"n1"}
         assert await LeaseContinuity(world, path).record_acquired({"n1": 3, "n2": 5}) == {"n1", "n2"}
-        assert await LeaseContinuity(world, path).record_acquired({"n1": 5}) == frozenset(), "somebody held it in between"
+        assert await LeaseContinuity(world, path).record_acquired({"n1": 5}) == frozenset(), "epoch 4 had another holder"
         assert await LeaseContinuity(world, None).record_acquired({"n1": 5}) == {"n1"}
         path.write_text("not json")
         assert await LeaseContinuity(world, path).record_acquired({"n1": 6}) == frozenset()
@@ -201,10 +201,10 @@ def test_whoever_wrote_down_the_epoch_before_follows(tmp_path: Path) -> None:
     run_virtually(scene())
 
 
-# -- logs, and the keeper's coming to life -------------------------------------------------------------------------------------
+# -- logs and keeper launch ----------------------------------------------------------------------------------------------------
 
 
-def test_bounds_are_read_as_they_are_written() -> None:
+def test_log_bounds_round_trip_and_malformed_ones_are_refused() -> None:
     assert parse_log_bounds("") == LogBounds()
     assert parse_log_bounds(LogBounds(older=7).to_text()) == LogBounds(older=7)
     assert parse_log_bounds("older=1,file_bytes=5") == LogBounds(older=1, file_bytes=5)
@@ -213,7 +213,7 @@ def test_bounds_are_read_as_they_are_written() -> None:
             parse_log_bounds(wrong)
 
 
-def test_logs_of_what_runs_are_cut_and_those_of_the_forgotten_are_removed(tmp_path: Path) -> None:
+def test_logs_of_running_attempts_rotate_and_old_logs_are_removed(tmp_path: Path) -> None:
     place = tmp_path / "n1"
     place.mkdir()
     (place / "u1.1.out").write_text("x" * 100)
@@ -223,9 +223,9 @@ def test_logs_of_what_runs_are_cut_and_those_of_the_forgotten_are_removed(tmp_pa
     async def scene() -> None:
         world = virtual_world()
         bounds = LogBounds(file_bytes=50, older=1, copies=2)
-        sayings = LogRetention(world, FileLogFiles(), tmp_path, bounds)
+        retention = LogRetention(world, FileLogFiles(), tmp_path, bounds)
         async with world.clock.timeout_ms(3_000):
-            await sayings.run({ONE: begun()})
+            await retention.run({ONE: begun()})
 
     with pytest.raises(TimeoutError):
         run_virtually(scene())
@@ -234,13 +234,13 @@ def test_logs_of_what_runs_are_cut_and_those_of_the_forgotten_are_removed(tmp_pa
     assert len(list(place.glob("old-*"))) == 2
 
 
-def test_what_floods_its_file_is_looked_at_more_often_than_the_rest(tmp_path: Path) -> None:
+def test_fast_growing_log_is_checked_more_often(tmp_path: Path) -> None:
     world, bounds = world_on(Machine()), LogBounds(file_bytes=100, older=1)
-    looks: list[tuple[int, str]] = []
+    checks: list[tuple[int, str]] = []
 
-    class Counted(FileLogFiles):
+    class CountingLogFiles(FileLogFiles):
         def rotate(self, directory: Path, name: str, *, bytes_max: int, rotated_max: int) -> bool:
-            looks.append((world.clock.now_ms(), name))
+            checks.append((world.clock.now_ms(), name))
             if name == TWO.log_names[0]:
                 with (directory / name).open("ab") as file:
                     file.write(b"x" * 101)
@@ -248,38 +248,38 @@ def test_what_floods_its_file_is_looked_at_more_often_than_the_rest(tmp_path: Pa
 
     async def scene() -> None:
         (tmp_path / "n1").mkdir()
-        sayings = LogRetention(world, Counted(), tmp_path, bounds)
+        retention = LogRetention(world, CountingLogFiles(), tmp_path, bounds)
         with suppress(TimeoutError):
             async with world.clock.timeout_ms(2_950):
-                await sayings.run({ONE: begun(), TWO: begun(TWO.uid, key=TWO.key)})
+                await retention.run({ONE: begun(), TWO: begun(TWO.uid, key=TWO.key)})
 
     run_virtually(scene())
-    times = {name: [at_ms for at_ms, one in looks if one == name] for name in (ONE.log_names[0], TWO.log_names[0])}
+    times = {name: [at_ms for at_ms, seen in checks if seen == name] for name in (ONE.log_names[0], TWO.log_names[0])}
     assert len(times[ONE.log_names[0]]) == 3
     assert len(times[TWO.log_names[0]]) == 30
 
 
-def test_a_keeper_is_started_where_there_is_none_with_pauses_and_never_beside_another(tmp_path: Path) -> None:
-    machine, lock, told = Machine(), tmp_path / "lock", list[str]()
+def test_missing_keeper_is_launched_with_backoff_and_only_once(tmp_path: Path) -> None:
+    machine, lock, logged = Machine(), tmp_path / "lock", list[str]()
 
     async def scene() -> None:
         world = world_on(machine)
-        revive = KeeperLauncher(world, ProcessSpec(("keeper",)), lock, told.append)
+        launch = KeeperLauncher(world, ProcessSpec(("keeper",)), lock, logged.append)
         with world.disk.lock(lock):
-            await revive()
-        assert not machine.runs, "one holds the lock: it may be stopped, and goes on one day"
-        await revive()
+            await launch()
+        assert not machine.runs, "a suspended keeper still holds the lock"
+        await launch()
         assert len(machine.runs) == 1
-        await revive()
+        await launch()
         assert len(machine.runs) == 1
         starts = 1
         for _ in range(4):
             machine.end(machine.pids, ExitStatus(code=1))
-            await revive()
+            await launch()
             await world.clock.sleep_ms(BACKOFF_MS << starts)
-            await revive()
+            await launch()
             starts += 1
             assert machine.pids == 100 + starts
-        assert "has ended: 1" in told[0]
+        assert "has ended: 1" in logged[0]
 
     run_virtually(scene())

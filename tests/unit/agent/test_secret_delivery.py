@@ -1,4 +1,4 @@
-"""What of secrets and configs goes where, and what happens while they are not there? No value is said, whatever is wrong."""
+"""Delivery of secrets and configs to a replica. No error or log line contains a value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def at(name: str, path: str) -> Mount:
     return Mount(name=name, path=path)
 
 
-def subject(made: Template, *, sandbox: bool = False, fresh: bool = True, runs: bool = False) -> PreparationContext:
+def context(made: Template, *, sandbox: bool = False, fresh: bool = True, runs: bool = False) -> PreparationContext:
     generation = GenerationSpec(workload="a", generation=1, labels={}, spec=WorkloadSpec(type="service", template=made))
     replica = Replica(metadata=RecordMetadata(name="a-0", tenant="t", uid="u1"), spec=ReplicaSpec(workload="a", generation=1))
     return PreparationContext(
@@ -49,18 +49,18 @@ def subject(made: Template, *, sandbox: bool = False, fresh: bool = True, runs: 
     )
 
 
-def test_files_lie_under_their_path_and_variables_apart_from_secret_ones() -> None:
+def test_mounts_become_files_and_variables_with_secret_variables_apart() -> None:
     made = template((Mount(name="s", path="a"), Mount(name="e")), (Mount(name="c", path="a/b"), Mount(name="f")))
-    given = SecretMaterial({"s": {"x": "1"}, "e": {"password": CANARY}}, {"c": {"y": "2"}, "f": {"MODE": "live"}})
-    delivered = plan_delivery(made, given)
+    material = SecretMaterial({"s": {"x": "1"}, "e": {"password": CANARY}}, {"c": {"y": "2"}, "f": {"MODE": "live"}})
+    delivered = plan_delivery(made, material)
     assert delivered.files == {PurePosixPath("a/x"): b"1", PurePosixPath("a/b/y"): b"2"}
     assert (delivered.env, delivered.secret_env) == ({"MODE": "live"}, {"password": CANARY})
     assert list(outermost_paths(made)) == [PurePosixPath("a")]
-    assert CANARY not in repr(delivered) and CANARY not in repr(given)
+    assert CANARY not in repr(delivered) and CANARY not in repr(material)
 
 
 @pytest.mark.parametrize(
-    ("secrets", "data", "told"),
+    ("secrets", "data", "message"),
     [
         ((Mount(name="s"),), {"s": {"tls.crt": CANARY}}, "secret s: key tls.crt is not a valid variable name"),
         ((Mount(name="s"),), {"s": {"REMIT_TOKEN": CANARY}}, "secret s: key REMIT_TOKEN is not a valid variable name"),
@@ -70,24 +70,26 @@ def test_files_lie_under_their_path_and_variables_apart_from_secret_ones() -> No
         ((Mount(name="s"),), {}, "the server did not send secret s"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_named_and_no_value_is(secrets: tuple[Mount, ...], data: dict[str, Any], told: str) -> None:
-    with pytest.raises(NotPrepared, match=told) as error:
+def test_invalid_secret_key_or_path_is_reported_without_value(
+    secrets: tuple[Mount, ...], data: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(NotPrepared, match=message) as error:
         plan_delivery(template(secrets), SecretMaterial(data))
     assert CANARY not in str(error.value)
 
 
-def test_no_word_of_a_command_stands_for_what_is_secret() -> None:
-    one = subject(PLAIN)
+def test_secret_variable_is_not_expanded_in_command() -> None:
+    subject = context(PLAIN)
     prepared = PreparedInputs(env={"MODE": "live"}, secret_env={"password": CANARY, "MODE": "not this"})
-    order = build_process_spec(one.settings, COPY, one.replica, one.generation, {}, prepared)
-    assert order.argv == ("run", "live", "$(password)"), "whoever lists processes sees the words"
+    order = build_process_spec(subject.settings, COPY, subject.replica, subject.generation, {}, prepared)
+    assert order.argv == ("run", "live", "$(password)"), "arguments are visible in process lists"
     assert order.env["password"] == CANARY and order.env["MODE"] == "live"
     joined = PreparedInputs(secret_env={"a": "1"}).merged_with(prepared).merged_with(PreparedInputs(env={"x": "y"}))
     assert joined.secret_env == {"a": "1", **prepared.secret_env} and joined.env == {"MODE": "live", "x": "y"}
 
 
-class NoCarrier:
-    """Makes directories that nobody looks into."""
+class DirectoryFetcher:
+    """Accepts directory creation and does nothing."""
 
     async def make_directory(self, directory: Path, /, *, below: Path, user: str = "") -> None:
         assert directory.is_relative_to(below)
@@ -117,32 +119,32 @@ class MemoryVault:
 
 
 class Bench:
-    """A delivering that asks whatever `answers` say, one after another; the last one again and again."""
+    """A step that returns or raises `answers` in turn; the last one repeats."""
 
     def __init__(self, *answers: SecretMaterial | Exception) -> None:
-        self.world = dataclasses.replace(virtual_world(), artifacts=NoCarrier())  # type: ignore[arg-type]
+        self.world = dataclasses.replace(virtual_world(), artifacts=DirectoryFetcher())  # type: ignore[arg-type]
         self.took_ms = 0
-        self.vault, self.asked, self.said = MemoryVault(), list[SecretMaterialRequest](), list[str]()
+        self.vault, self.requests, self.logged = MemoryVault(), list[SecretMaterialRequest](), list[str]()
         self._answers = list(answers)
-        self.delivering = SecretAndConfigStep(self.world, self._ask, self.vault)
-        self.delivering.actor_for = lambda node: Actor("agent", Role.AGENT, f"agent/{node}", 3)
+        self.step = SecretAndConfigStep(self.world, self._ask, self.vault)
+        self.step.actor_for = lambda node: Actor("agent", Role.AGENT, f"agent/{node}", 3)
 
-    async def _ask(self, asked: SecretMaterialRequest) -> SecretMaterial:
-        self.asked.append(asked)
+    async def _ask(self, request: SecretMaterialRequest) -> SecretMaterial:
+        self.requests.append(request)
         answer = self._answers[0] if len(self._answers) == 1 else self._answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def prepare(self, one: PreparationContext) -> PreparedInputs:
+    def prepare(self, subject: PreparationContext) -> PreparedInputs:
         async def prepare() -> PreparedInputs:
             try:
-                return await self.delivering.prepare(one, Path("/work/room"), self.said.append)
+                return await self.step.prepare(subject, Path("/work/room"), self.logged.append)
             finally:
                 self.took_ms = self.world.clock.now_ms()
 
-        found: PreparedInputs = run_virtually(prepare())
-        return found
+        prepared: PreparedInputs = run_virtually(prepare())
+        return prepared
 
 
 FILES = template((Mount(name="s", path="secrets"),))
@@ -150,47 +152,47 @@ GIVEN = SecretMaterial({"s": {"x": CANARY}})
 MISSING = SecretMaterial(failed="missing", why="there is no secret s", cure="create it")
 
 
-def test_it_waits_for_what_is_missing_says_so_and_goes_on_when_it_comes() -> None:
+def test_missing_secret_is_waited_for_and_reported() -> None:
     bench = Bench(NotSent("nobody is there", "start it"), MISSING, SecretMaterial(failed="later", why="busy", cure=""), GIVEN)
-    bench.prepare(subject(FILES, sandbox=True))
-    assert [one.actor.lease for one in bench.asked] == ["agent/n1"] * 4
-    assert "nobody is there" in bench.said[1]
-    assert "there is no secret s; create it" in bench.said[2] and " s: " in bench.said[2]
+    bench.prepare(context(FILES, sandbox=True))
+    assert [subject.actor.lease for subject in bench.requests] == ["agent/n1"] * 4
+    assert "nobody is there" in bench.logged[1]
+    assert "there is no secret s; create it" in bench.logged[2] and " s: " in bench.logged[2]
     assert bench.vault.held == {COPY.file_name: {PurePosixPath("secrets/x"): CANARY.encode()}}
-    assert CANARY not in "".join(bench.said)
+    assert CANARY not in "".join(bench.logged)
 
 
-def test_it_does_not_wait_for_ever() -> None:
+def test_wait_for_missing_secret_is_bounded() -> None:
     bench = Bench(MISSING)
     with pytest.raises(NotPrepared, match="there is no secret s"):
-        bench.prepare(subject(FILES))
-    assert bench.took_ms >= MATERIAL_WAIT_MS and len(bench.asked) < 100
+        bench.prepare(context(FILES))
+    assert bench.took_ms >= MATERIAL_WAIT_MS and len(bench.requests) < 100
 
 
-def test_nothing_is_asked_while_its_node_is_not_ours() -> None:
+def test_no_request_is_sent_without_node_lease() -> None:
     bench = Bench(GIVEN)
     turns = iter([None, None, Actor("agent", Role.AGENT, "agent/n1", 4)])
-    bench.delivering.actor_for = lambda _: next(turns)
-    bench.prepare(subject(FILES, sandbox=True))
-    assert [one.actor.epoch for one in bench.asked] == [4]
+    bench.step.actor_for = lambda _: next(turns)
+    bench.prepare(context(FILES, sandbox=True))
+    assert [subject.actor.epoch for subject in bench.requests] == [4]
 
 
-def test_a_sandbox_shows_the_files_and_what_runs_keeps_its_own() -> None:
+def test_sandbox_mounts_files_and_running_attempt_keeps_them() -> None:
     bench = Bench(GIVEN, SecretMaterial({"s": {"x": "changed"}}))
-    (mounted,) = bench.prepare(subject(FILES, sandbox=True)).mounts
+    (mounted,) = bench.prepare(context(FILES, sandbox=True)).mounts
     place = Path("/vault") / COPY.file_name / "secrets"
     assert (mounted.source, mounted.at, mounted.writable) == (place, Path("/work") / COPY.file_name / "secrets", False)
-    bench.prepare(subject(FILES, sandbox=True, fresh=False, runs=True))
+    bench.prepare(context(FILES, sandbox=True, fresh=False, runs=True))
     assert bench.vault.held[COPY.file_name][PurePosixPath("secrets/x")] == CANARY.encode()
-    bench.prepare(subject(FILES, sandbox=True, fresh=False))
-    assert bench.vault.held[COPY.file_name][PurePosixPath("secrets/x")] == b"changed", "a new start reads what is there"
+    bench.prepare(context(FILES, sandbox=True, fresh=False))
+    assert bench.vault.held[COPY.file_name][PurePosixPath("secrets/x")] == b"changed", "a new start reads the current value"
 
 
-def test_what_was_left_by_one_that_was_killed_is_removed() -> None:
+def test_files_of_killed_attempts_are_removed() -> None:
     bench = Bench(GIVEN)
     bench.vault.held = {"old.1": {}, COPY.file_name: {}}
-    bench.delivering.retain_only({COPY.file_name})
+    bench.step.retain_only({COPY.file_name})
     assert list(bench.vault.held) == [COPY.file_name]
-    bench.delivering.forget(COPY)
+    bench.step.forget(COPY)
     assert not bench.vault.held
-    bench.delivering.forget(COPY)
+    bench.step.forget(COPY)

@@ -1,4 +1,4 @@
-"""Whose turn is it to be started? So many at once, the rest in the order in which they came."""
+"""Start queue of an agent: bounded concurrency, first come first served."""
 
 from __future__ import annotations
 
@@ -22,80 +22,80 @@ def copy(number: int) -> AttemptId:
     return AttemptId(f"replica/t/a-{number}", f"u{number}", 1)
 
 
-def begun(lineup: StartQueue, number: int) -> bool:
-    if lineup.may_start(copy(number), "n1"):
-        lineup.mark_starting(copy(number))
+def starts(queue: StartQueue, number: int) -> bool:
+    if queue.may_start(copy(number), "n1"):
+        queue.mark_starting(copy(number))
         return True
     return False
 
 
-def test_so_many_at_once_and_the_rest_in_the_order_in_which_they_came() -> None:
-    lineup = StartQueue(2)
-    assert [begun(lineup, number) for number in range(5)] == [True, True, False, False, False]
-    assert lineup.admit() == []
-    lineup.release(copy(1))
-    assert not begun(lineup, 4), "whoever came first is called first, although there is room"
-    assert lineup.admit() == [("n1", copy(2))]
-    assert not begun(lineup, 3)
-    assert begun(lineup, 2)
-    lineup.release(copy(0))
-    lineup.release(copy(2))
-    assert lineup.admit() == [("n1", copy(3)), ("n1", copy(4))]
+def test_concurrent_starts_are_bounded_and_queue_is_fifo() -> None:
+    queue = StartQueue(2)
+    assert [starts(queue, number) for number in range(5)] == [True, True, False, False, False]
+    assert queue.admit() == []
+    queue.release(copy(1))
+    assert not starts(queue, 4), "earlier attempts go first although a slot is free"
+    assert queue.admit() == [("n1", copy(2))]
+    assert not starts(queue, 3)
+    assert starts(queue, 2)
+    queue.release(copy(0))
+    queue.release(copy(2))
+    assert queue.admit() == [("n1", copy(3)), ("n1", copy(4))]
 
 
-def test_a_sandbox_keeps_its_turn_while_it_is_made() -> None:
+def test_sandbox_setup_holds_start_slot() -> None:
     bare = ProcessSpec(("true",))
     assert slot_hold_ms(bare) == 0
     assert slot_hold_ms(bare._replace(sandbox="bwrap")) == SANDBOX_SETUP_MS
 
 
-def test_what_is_under_way_does_not_wait_and_takes_no_second_turn() -> None:
-    lineup = StartQueue(1)
-    assert begun(lineup, 0)
-    assert begun(lineup, 0)
-    assert not begun(lineup, 1)
-    lineup.release(copy(0))
-    lineup.release(copy(0))
-    assert lineup.admit() == [("n1", copy(1))]
+def test_running_start_needs_no_second_slot() -> None:
+    queue = StartQueue(1)
+    assert starts(queue, 0)
+    assert starts(queue, 0)
+    assert not starts(queue, 1)
+    queue.release(copy(0))
+    queue.release(copy(0))
+    assert queue.admit() == [("n1", copy(1))]
 
 
-def test_one_that_is_not_wanted_any_more_lets_its_turn_pass() -> None:
-    lineup = StartQueue(1)
-    assert begun(lineup, 0)
-    assert not begun(lineup, 1)
-    assert not begun(lineup, 2)
-    lineup.release(copy(0))
-    assert lineup.admit() == [("n1", copy(1))]
-    assert lineup.admit() == [("n1", copy(2))]
-    assert lineup.admit() == []
-    assert begun(lineup, 3)
+def test_cancelled_attempt_yields_its_slot_to_next() -> None:
+    queue = StartQueue(1)
+    assert starts(queue, 0)
+    assert not starts(queue, 1)
+    assert not starts(queue, 2)
+    queue.release(copy(0))
+    assert queue.admit() == [("n1", copy(1))]
+    assert queue.admit() == [("n1", copy(2))]
+    assert queue.admit() == []
+    assert starts(queue, 3)
 
 
-def test_who_waits_is_shown_by_node_and_only_so_many() -> None:
-    lineup = StartQueue(0)
+def test_waiting_attempts_are_reported_by_node_and_bounded() -> None:
+    queue = StartQueue(0)
     for number in range(REPORTED_MAX + 5):
-        assert not begun(lineup, number)
-    assert not lineup.may_start(copy(1_000), "n2")
-    shown = lineup.waiting_by_node()
+        assert not starts(queue, number)
+    assert not queue.may_start(copy(1_000), "n2")
+    shown = queue.waiting_by_node()
     assert shown == {"n1": [copy(number) for number in range(REPORTED_MAX)], "n2": [copy(1_000)]}
 
 
-def test_who_waits_is_told_with_each_beat_unless_it_is_not_wanted_any_more(tmp_path: Path) -> None:
-    nobody: Any = None
-    bench, lineup = Bench(Phase.STARTING), StartQueue(0)
-    site = HostedNode(NodeSettings("n1", "local", tmp_path, tmp_path, sandbox=False), TEMPO, None)
-    site.lease_hold = LeaseHold(Actor("a", Role.AGENT, "agent/n1", 1), 1_000, 0)
-    standing = HeartbeatSender(
-        virtual_world(), nobody, nobody, bench.orders, {"n1": site}, nobody, lineup,
+def test_heartbeat_reports_waiting_attempt_until_it_drains(tmp_path: Path) -> None:
+    unused: Any = None
+    bench, queue = Bench(Phase.STARTING), StartQueue(0)
+    node = HostedNode(NodeSettings("n1", "local", tmp_path, tmp_path, sandbox=False), TEMPO, None)
+    node.lease_hold = LeaseHold(Actor("a", Role.AGENT, "agent/n1", 1), 1_000, 0)
+    sender = HeartbeatSender(
+        virtual_world(), unused, unused, bench.orders, {"n1": node}, unused, queue,
         name="a", timing=TEMPO, enqueue=print, log=print,
     )  # fmt: skip
-    assert not lineup.may_start(COPY, "n1")
+    assert not queue.may_start(COPY, "n1")
 
-    def told() -> list[tuple[str, str]]:
-        beat = standing._heartbeat_of(site, lineup.waiting_by_node()["n1"])
+    def reported() -> list[tuple[str, str]]:
+        beat = sender._heartbeat_of(node, queue.waiting_by_node()["n1"])
         assert beat is not None
         return [(run.replica, run.said) for run in beat.state.runs]
 
-    assert told() == [(COPY.key, WAITING_FOR_SLOT)]
+    assert reported() == [(COPY.key, WAITING_FOR_SLOT)]
     bench.phase(Phase.DRAINING)
-    assert told() == []
+    assert reported() == []

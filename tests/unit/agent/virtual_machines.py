@@ -1,4 +1,4 @@
-"""A machine for tests of the agent's room: processes that are only written down, in a world whose time leaps. No test."""
+"""Fixture of the agent tests: a machine with simulated processes, in virtual time."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ NODE = "n1"
 
 
 class Machine:
-    """What runs on it, which outlives every keeper. `deaf`: it has to be killed; `stuck` cannot be ended at all."""
+    """Simulated processes, which outlive every keeper. `deaf`: they ignore SIGTERM; `stuck`: they cannot be ended at all."""
 
     def __init__(self) -> None:
         self.runs: dict[int, ProcessSpec] = {}
         self.ended: dict[int, ExitStatus] = {}
-        self.told: list[tuple[int, str]] = []
+        self.signals: list[tuple[int, str]] = []
         self.deaf = self.stuck = False
         self.refuses = ""
         self.pids = 100
@@ -61,8 +61,8 @@ class Machine:
             await self._over[pid].wait()
 
 
-class Hand:
-    """One process's runner. `mine` are its children: only of those it learns how they ended."""
+class SimulatedRunner:
+    """Process runner of one keeper. Only for its own children (`_mine`) does it learn the exit status."""
 
     def __init__(self, machine: Machine, clock: VirtualClock) -> None:
         self.machine, self._clock = machine, clock
@@ -90,20 +90,20 @@ class Hand:
             raise NotStarted("it may not be ended", "run as root")
         for pid in (running.pid, *machine.children.get(running.pid, ())):
             if pid in machine.runs:
-                machine.told.append((pid, "term"))
+                machine.signals.append((pid, "term"))
                 if machine.deaf:
                     await self._clock.sleep_ms(grace_ms)
-                    machine.told.append((pid, "kill"))
+                    machine.signals.append((pid, "kill"))
                 machine.end(pid, ExitStatus(signal=9 if machine.deaf else 15))
 
     async def start_exec(self, running: ProcessHandle, order: ProcessSpec, /, *, window: PtySize | None = None) -> ExecSession:
-        raise NotStarted("nothing begins beside what is only written down", "use a world with a machine in it")
+        raise NotStarted("simulated processes have no exec sessions", "use a world with real processes")
 
     def usage(self, running: ProcessHandle, /) -> Usage:
         return Usage(1_000, 1 << 20, 1) if running.pid in self.machine.runs else Usage()
 
     def isolation_support(self) -> IsolationSupport:
-        return IsolationSupport("none", (), "only written down", sandbox=False)
+        return IsolationSupport("none", (), "simulated", sandbox=False)
 
     def live_groups(self) -> tuple[str, ...]:
         return ()
@@ -111,12 +111,12 @@ class Hand:
     async def kill_group(self, group: str, /) -> None:
         for pid, order in tuple(self.machine.runs.items()):
             if order.group == group:
-                self.machine.told.append((pid, "clear"))
+                self.machine.signals.append((pid, "clear"))
                 self.machine.end(pid, ExitStatus(signal=9))
 
 
-class BadDisk:
-    """As the world's, but what is to be durable is refused."""
+class UnsyncedDisk:
+    """Disk that refuses durable appends."""
 
     def __init__(self, disk: Any) -> None:
         self._disk = disk
@@ -131,7 +131,7 @@ class BadDisk:
 
 
 class FullDisk:
-    """As the world's; while it is `full` nothing is added to any file."""
+    """Disk on which appends fail while it is `full`."""
 
     def __init__(self, disk: Any) -> None:
         self._disk, self.full = disk, False
@@ -148,20 +148,20 @@ class FullDisk:
 def world_on(machine: Machine) -> World:
     world = virtual_world()
     assert isinstance(world.clock, VirtualClock)
-    return replace(world, runner=Hand(machine, world.clock))
+    return replace(world, runner=SimulatedRunner(machine, world.clock))
 
 
-class Talk:
-    """With one keeper, as its agent."""
+class KeeperClient:
+    """Protocol client of one keeper, in the place of its agent."""
 
     def __init__(self, keeper: Keeper, world: World) -> None:
         self.keeper, self.world = keeper, world
 
-    async def say(self, word: KeeperMessage) -> KeeperReply:
-        return msgspec.json.decode(await self.keeper.request(encode(word)), type=KeeperReply)
+    async def send(self, message: KeeperMessage) -> KeeperReply:
+        return msgspec.json.decode(await self.keeper.request(encode(message)), type=KeeperReply)
 
     async def begin(self, copy: AttemptId, *, number: int = 0, fence_ms: int = 0, grace_ms: int = 500) -> ProcessRecord | None:
-        return (await self.say(begin_word(copy, number=number, fence_ms=fence_ms, grace_ms=grace_ms))).kept
+        return (await self.send(start_message(copy, number=number, fence_ms=fence_ms, grace_ms=grace_ms))).kept
 
     async def table(self) -> dict[AttemptId, ProcessRecord]:
         stream = self.keeper.stream(b"")
@@ -169,17 +169,17 @@ class Talk:
             table = msgspec.json.decode(await anext(stream), type=ProcessTable)
         finally:
             await stream.aclose()
-        return {one.attempt_id: one for one in table.kept}
+        return {row.attempt_id: row for row in table.kept}
 
     async def until_ended(self, copy: AttemptId) -> ProcessRecord:
         while True:
-            found = (await self.table())[copy]
-            if not found.alive:
-                return found
+            record = (await self.table())[copy]
+            if not record.alive:
+                return record
             await self.world.clock.sleep_ms(10)
 
 
-def begin_word(copy: AttemptId, *, number: int = 0, fence_ms: int = 0, grace_ms: int = 500) -> StartProcess:
+def start_message(copy: AttemptId, *, number: int = 0, fence_ms: int = 0, grace_ms: int = 500) -> StartProcess:
     env = {"REMIT_NODE": NODE, "REMIT_SCOPE": "local", "REMIT_REPLICA": copy.key, "REMIT_UID": copy.uid,
            "REMIT_ATTEMPT": str(copy.number)}  # fmt: skip
     order = ProcessSpec(("work",), env, group=copy.file_name, with_parent=fence_ms > 0)
@@ -187,21 +187,21 @@ def begin_word(copy: AttemptId, *, number: int = 0, fence_ms: int = 0, grace_ms:
 
 
 @asynccontextmanager
-async def keeping(
+async def running_keeper(
     machine: Machine,
     journal: Path,
     *,
     world: World | None = None,
-    sayings: LogRetention | None = None,
+    logs: LogRetention | None = None,
     rooms: Path | None = None,
-    tell: Callable[[str], None] = print,
-) -> AsyncGenerator[Talk, None]:
-    """A keeper that runs meanwhile, and is killed at the end: what is not tied to it goes on."""
+    log: Callable[[str], None] = print,
+) -> AsyncGenerator[KeeperClient, None]:
+    """Run a keeper and kill it at the end; processes that are not fenced outlive it."""
     world = world_on(machine) if world is None else world
-    keeper = Keeper(world, journal, sayings, work_directory=rooms, log=tell)
+    keeper = Keeper(world, journal, logs, work_directory=rooms, log=log)
     task = asyncio.create_task(keeper.run())
     try:
-        yield Talk(keeper, world)
+        yield KeeperClient(keeper, world)
     finally:
         done = task.done()
         task.cancel()

@@ -1,4 +1,4 @@
-"""Does the benchmark of packing follow the protocol, judge by it, and say what is wrong with a file?"""
+"""Packing benchmark: trace reading, arrivals, policies, report and aims."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def bench(*words: str) -> Result:
     return CliRunner().invoke(remit, ["bench", "packing", *words], prog_name="remit")
 
 
-def test_a_trace_is_read__packed_or_not(directory: Path) -> None:
+def test_trace_is_read_plain_or_gzipped(directory: Path) -> None:
     trace = read_trace(directory, "tiny")
     assert trace.nodes[0] == TraceNode(64_000, 262_144, 2, "P100") and trace.capacity == 18_000
     assert [trace.pod_types[at] for at in trace.pods][:3] == [
@@ -58,55 +58,55 @@ def test_a_trace_is_read__packed_or_not(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 100], ids=["too few pods", "too many pods"])
-def test_pods_come_until_they_ask_for_enough__the_same_for_a_seed(directory: Path, times: int) -> None:
+def test_arrivals_request_130_percent_and_repeat_for_seed(directory: Path, times: int) -> None:
     trace = read_trace(directory, "tiny")
     trace = trace._replace(pods=trace.pods * times)
-    found = draw_arrivals(trace, 42)
-    asked = sum(trace.pod_types[sort].gpu_request for sort in found.arrivals)
-    assert 1.3 * trace.capacity - 2_000 < asked <= 1.3 * trace.capacity + 1_000
-    assert sorted(found.nodes) == sorted(trace.nodes)
+    result = draw_arrivals(trace, 42)
+    requested = sum(trace.pod_types[sort].gpu_request for sort in result.arrivals)
+    assert 1.3 * trace.capacity - 2_000 < requested <= 1.3 * trace.capacity + 1_000
+    assert sorted(result.nodes) == sorted(trace.nodes)
     again, other = draw_arrivals(trace, 42), draw_arrivals(trace, 43)
-    assert (again.arrivals, again.nodes) == (found.arrivals, found.nodes) and other.arrivals != found.arrivals
+    assert (again.arrivals, again.nodes) == (result.arrivals, result.nodes) and other.arrivals != result.arrivals
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_policy_gives_out_more_than_there_is(directory: Path, policy: str) -> None:
+def test_no_policy_allocates_more_than_capacity(directory: Path, policy: str) -> None:
     trace = read_trace(directory, "tiny")
     arrivals = draw_arrivals(trace, 7)
     if policy == REMIT_POLICY:
         ours = RemitPolicy(trace, arrivals)
-        found = replay(trace, arrivals, ours)
+        result = replay(trace, arrivals, ours)
         used = [sum(one.values()) for one in ours.columns.used]
-        assert sum(used) == round(found.allocated_pct[1] * trace.capacity / 100)
+        assert sum(used) == round(result.allocated_pct[1] * trace.capacity / 100)
         assert all(share <= WHOLE_DEVICE for one in ours.columns.used for share in one.values())
         assert (ours.columns.amounts >= 0).all()
         one = ours.kernel.class_for(0, ours._requirements[0])
-        assert [score.name for score in one.scores] == ["fragmentation"], "it is the kernel's own score that decides"
+        assert [score.name for score in one.scores] == ["fragmentation"], "the kernel's own score decides"
     else:
-        yard = BASELINES[policy](trace, arrivals)
-        found = replay(trace, arrivals, yard)
-        assert yard.free.min() >= 0 and yard.cpu.min() >= 0 and yard.memory.min() >= 0
-        assert trace.capacity - yard.free.sum() == round(found.allocated_pct[1] * trace.capacity / 100)
-    assert 50 < found.allocated_pct[0] <= found.allocated_pct[1] <= 100
-    assert found.non_gpu_placed_pct == 100
+        baseline = BASELINES[policy](trace, arrivals)
+        result = replay(trace, arrivals, baseline)
+        assert baseline.free.min() >= 0 and baseline.cpu.min() >= 0 and baseline.memory.min() >= 0
+        assert trace.capacity - baseline.free.sum() == round(result.allocated_pct[1] * trace.capacity / 100)
+    assert 50 < result.allocated_pct[0] <= result.allocated_pct[1] <= 100
+    assert result.non_gpu_placed_pct == 100
 
 
-def test_the_device_of_a_share_is_the_tightest_or_the_one_fgd_scores_best(directory: Path) -> None:
-    sorts = [
+def test_gpu_share_takes_tightest_device_or_best_fgd_score(directory: Path) -> None:
+    pod_types = [
         TracePod(1_000, 1_000, 1, 300, ()),
         TracePod(1_000, 1_000, 1, 700, ()),
         TracePod(1_000, 1_000, 2, WHOLE_DEVICE, ()),
     ]
-    trace = PodTrace("made", [TraceNode(64_000, 64_000, 2, "A")], sorts, [0, 1, 2])
+    trace = PodTrace("made", [TraceNode(64_000, 64_000, 2, "A")], pod_types, [0, 1, 2])
     for name in ("dotprod", "packing", "bestfit", "clustering", "fgd"):
-        yard = BASELINES[name](trace, draw_arrivals(trace, 1))
-        assert yard.place(0) and yard.place(1)
-        assert sorted(yard.free[0].tolist()) == [0, 1_000], name
-        assert not yard.place(2) and yard.place(1) and not yard.place(1)
+        baseline = BASELINES[name](trace, draw_arrivals(trace, 1))
+        assert baseline.place(0) and baseline.place(1)
+        assert sorted(baseline.free[0].tolist()) == [0, 1_000], name
+        assert not baseline.place(2) and baseline.place(1) and not baseline.place(1)
 
 
-def test_readings_are_means_around_the_point__or_the_last_before_it() -> None:
-    class Always:
+def test_readings_average_around_point_or_take_last_before() -> None:
+    class AcceptAll:
         def place(self, sort: int) -> bool:
             return True
 
@@ -114,37 +114,37 @@ def test_readings_are_means_around_the_point__or_the_last_before_it() -> None:
     trace = PodTrace("made", [TraceNode(1, 1, 100, "A")], [pod], [0])
     arrivals = draw_arrivals(trace, 1)
     assert len(arrivals.arrivals) == 260
-    found = replay(trace, arrivals, Always())
-    assert found.allocated_pct == pytest.approx((100.0, 130.0), abs=0.3)
+    result = replay(trace, arrivals, AcceptAll())
+    assert result.allocated_pct == pytest.approx((100.0, 130.0), abs=0.3)
     few = trace._replace(nodes=[TraceNode(1, 1, 1, "A")])
-    assert replay(few, draw_arrivals(few, 1), Always()).allocated_pct == (100.0, 100.0)
+    assert replay(few, draw_arrivals(few, 1), AcceptAll()).allocated_pct == (100.0, 100.0)
 
 
-def test_one_line_for_programs(directory: Path) -> None:
-    result = bench("--trace", str(directory), "--workload", "tiny", "--workload", "packed", "--seeds", "1-3", "--json")
-    (line,) = result.stdout.splitlines()
-    found = json.loads(line)
-    assert list(found) == ["bench", "revision", "machine", "rows", "aims"]
-    assert [(row["workload"], row["policy"]) for row in found["rows"]] == [
+def test_json_report_is_one_line_with_rows_and_aims(directory: Path) -> None:
+    output = bench("--trace", str(directory), "--workload", "tiny", "--workload", "packed", "--seeds", "1-3", "--json")
+    (line,) = output.stdout.splitlines()
+    result = json.loads(line)
+    assert list(result) == ["bench", "revision", "machine", "rows", "aims"]
+    assert [(row["workload"], row["policy"]) for row in result["rows"]] == [
         (workload, policy) for workload in ("tiny", "packed") for policy in POLICIES
     ]
-    for row in found["rows"]:
+    for row in result["rows"]:
         assert set(row) == {
             *("policy", "workload", "alloc_pct_at_100", "alloc_pct_at_100_sd", "alloc_pct_at_130", "alloc_pct_at_130_sd"),
             *("sd", "non_gpu_placed_pct", "seeds", "seconds"),
         }
         assert row["seeds"] == 3 and row["sd"] == row["alloc_pct_at_130_sd"] and 0 < row["alloc_pct_at_100"] <= 100
-    assert result.exit_code == int(not all(aim["met"] for aim in found["aims"]))
-    assert len(found["aims"]) == 2 * len(POINTS) + 1
+    assert output.exit_code == int(not all(aim["met"] for aim in result["aims"]))
+    assert len(result["aims"]) == 2 * len(POINTS) + 1
 
 
-def test_quick_is_two_seeds_next_to_two_policies(directory: Path) -> None:
+def test_quick_run_uses_two_seeds_and_two_baselines(directory: Path) -> None:
     report = measure(directory, ["tiny"], [], range(42, 52), quick=True)
     assert [row["policy"] for row in report.rows] == ["bestfit", "fgd", REMIT_POLICY]
     assert {row["seeds"] for row in report.rows} == {2}
 
 
-def test_aims_are_missed_by_who_is_not_ahead_or_off_the_published() -> None:
+def test_aim_is_missed_when_behind_baseline_or_published_figures() -> None:
     def row(policy: str, at_100: float, at_130: float, seconds: float = 1.0) -> dict[str, object]:
         figures = {"alloc_pct_at_100": at_100, "alloc_pct_at_130": at_130, "seconds": seconds}
         return {"policy": policy, "workload": "default", **figures}
@@ -157,26 +157,26 @@ def test_aims_are_missed_by_who_is_not_ahead_or_off_the_published() -> None:
     assert [aim.met for aim in _aims([row(REMIT_POLICY, 96, 96, seconds=200)])] == [False]
 
 
-def test_the_policies_that_are_offered_are_those_there_are() -> None:
+def test_offered_policies_are_the_implemented_ones() -> None:
     assert POLICY_NAMES == POLICIES
     assert PackingOutcome._fields == ("allocated_pct", "non_gpu_placed_pct")
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("42-51", tuple(range(42, 52))), ("7", (7,)), ("1,3,5-7,3", (1, 3, 5, 6, 7)), (" 2 , 4-4", (2, 4))]
+    ("text", "result"), [("42-51", tuple(range(42, 52))), ("7", (7,)), ("1,3,5-7,3", (1, 3, 5, 6, 7)), (" 2 , 4-4", (2, 4))]
 )
-def test_seeds_are_numbers_and_ranges(text: str, found: tuple[int, ...]) -> None:
-    assert SeedsParam().convert(text, None, None) == found
+def test_seeds_accept_numbers_and_ranges(text: str, result: tuple[int, ...]) -> None:
+    assert SeedsParam().convert(text, None, None) == result
 
 
 @pytest.mark.parametrize("text", ["", "a", "5-1", "1-", "-3", "1-99999", "1,,2", "9" * 30])
-def test_other_seeds_are_refused(directory: Path, text: str) -> None:
-    result = bench("--trace", str(directory), "--workload", "tiny", "--seeds", text)
-    assert result.exit_code == 2 and "Invalid value for '--seeds'" in result.stderr
+def test_invalid_seeds_are_refused(directory: Path, text: str) -> None:
+    output = bench("--trace", str(directory), "--workload", "tiny", "--seeds", text)
+    assert output.exit_code == 2 and "Invalid value for '--seeds'" in output.stderr
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("openb_nodes_gpu.csv", None, "openb_nodes_gpu.csv and openb_nodes_gpu.csv.gz do not exist; the directory contains"),
         ("openb_pods_tiny.csv", None, "openb_pods_tiny.csv and openb_pods_tiny.csv.gz do not exist"),
@@ -199,25 +199,27 @@ def test_other_seeds_are_refused(directory: Path, text: str) -> None:
         ("openb_nodes_gpu.csv", NODES + "e,1,1,999,A\n", "line 6: gpu_count is '999'; expected a whole number from 0 to 64"),
     ],
 )
-def test_a_file_that_will_not_do_is_named_with_what_would(directory: Path, name: str, text: str | None, said: str) -> None:
+def test_invalid_trace_file_is_reported_with_line_and_expectation(
+    directory: Path, name: str, text: str | None, message: str
+) -> None:
     (directory / name).unlink()
     if text is not None:
         (directory / name).write_text(text)
-    result = bench("--trace", str(directory), "--workload", "tiny")
-    assert result.exit_code == 2
-    assert said in " ".join(result.stderr.split()), result.stderr
+    output = bench("--trace", str(directory), "--workload", "tiny")
+    assert output.exit_code == 2
+    assert message in " ".join(output.stderr.split()), output.stderr
 
 
-def test_what_is_no_gzip_is_named(directory: Path) -> None:
+def test_file_that_is_not_gzip_is_reported(directory: Path) -> None:
     (directory / "openb_pods_packed.csv.gz").write_text(PODS)
-    result = bench("--trace", str(directory), "--workload", "packed")
-    assert result.exit_code == 2 and "cannot be read as gzipped CSV" in " ".join(result.stderr.split())
+    output = bench("--trace", str(directory), "--workload", "packed")
+    assert output.exit_code == 2 and "cannot be read as gzipped CSV" in " ".join(output.stderr.split())
 
 
 @pytest.mark.parametrize("policy", ["bestfit", "fgd", REMIT_POLICY])
-def test_on_the_published_trace_one_seed_comes_near_the_published(policy: str) -> None:
+def test_one_seed_on_published_trace_matches_published_figures(policy: str) -> None:
     if not (DATA / "openb_nodes_gpu.csv").is_file():
-        pytest.skip(f"{DATA} is not there: the trace is not part of the repository")
+        pytest.skip(f"{DATA} does not exist: the trace is not part of the repository")
     (row,) = measure(DATA, ["default"], [policy], [42]).rows
     least, most = {"bestfit": (92.6, 93.6), "fgd": (95.0, 95.8), REMIT_POLICY: (96.0, 96.6)}[policy]
     assert least < row["alloc_pct_at_130"] < most

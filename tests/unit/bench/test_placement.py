@@ -1,4 +1,4 @@
-"""Does the benchmark of the kernel measure what it says, in the shape that programs read?"""
+"""Placement benchmark: cases, baselines, report, aims and chart."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def cluster() -> SyntheticCluster:
     return SyntheticCluster(300)
 
 
-def test_every_aim_is_measured_in_full_and_quickly() -> None:
-    for extent in (FULL, QUICK):
-        assert next(iter(extent.cases)) == AIMED_CASES[0], "the yardsticks go along with the first"
-        assert 50_000 in extent.cases[AIMED_CASES[0]]
-        assert all(5_000 in extent.cases[case] for case in AIMED_CASES)
-        assert {nodes for sizes in extent.cases.values() for nodes in sizes} == set(extent.cases[AIMED_CASES[0]])
+def test_plans_contain_every_case_with_an_aim() -> None:
+    for plan in (FULL, QUICK):
+        assert next(iter(plan.cases)) == AIMED_CASES[0], "the baselines run with the first case"
+        assert 50_000 in plan.cases[AIMED_CASES[0]]
+        assert all(5_000 in plan.cases[case] for case in AIMED_CASES)
+        assert {nodes for sizes in plan.cases.values() for nodes in sizes} == set(plan.cases[AIMED_CASES[0]])
     sizes = {(case, nodes) for case, sizes in FULL.cases.items() for nodes in sizes}
     assert len(sizes) == 4 * 2 * 2 * len(FEATURES)
 
 
 @pytest.mark.parametrize("mode", [BY_CLASS, ONE_BY_ONE])
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_a_case_places_what_it_counts__also_after_its_room_was_used_up(
+def test_case_counts_placements_also_after_capacity_is_used_up(
     cluster: SyntheticCluster, feature: PlacementFeature, mode: str
 ) -> None:
     placing = KernelRun(PlacementCase(7, mode, feature), cluster)
@@ -69,17 +69,18 @@ def test_a_case_places_what_it_counts__also_after_its_room_was_used_up(
 
 
 @pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name)
-def test_each_feature_is_asked_for(feature: PlacementFeature) -> None:
+def test_each_feature_is_requested(feature: PlacementFeature) -> None:
     (ask, other) = class_requirements(2, feature)
     found = (bool(ask.spread), bool(ask.affinity), bool(ask.anti_affinity), bool(ask.whole_devices), bool(ask.device_shares))
     assert found == tuple(feature.name == name for name in ("spread", "affinity", "anti-affinity", "whole GPU", "GPU share"))
     assert ask.resources != other.resources
-    assert [one.resources for one in class_requirements(2, feature)] == [ask.resources, other.resources], (
-        "drawn by a fixed seed"
-    )
+    assert [requirement.resources for requirement in class_requirements(2, feature)] == [
+        ask.resources,
+        other.resources,
+    ], "drawn by a fixed seed"
 
 
-def test_masks_tell_nodes_apart(cluster: SyntheticCluster) -> None:
+def test_feasibility_differs_between_classes(cluster: SyntheticCluster) -> None:
     kernel = Kernel(cluster.columns, ColumnPeerCounts(cluster.columns, {}))
     shares = [
         float((kernel.refresh(kernel.class_for(at, ask)) >= 0).mean())
@@ -88,7 +89,7 @@ def test_masks_tell_nodes_apart(cluster: SyntheticCluster) -> None:
     assert min(shares) < 0.35 and max(shares) == 1.0
 
 
-def test_the_plain_loop_finds_the_places_of_the_kernel(cluster: SyntheticCluster) -> None:
+def test_baseline_loops_choose_same_nodes_as_kernel(cluster: SyntheticCluster) -> None:
     loop, first = baseline_loops(cluster)
     columns = cluster.columns.freeze()
     kernel = Kernel(columns, ColumnPeerCounts(columns, {}))
@@ -101,7 +102,7 @@ def test_the_plain_loop_finds_the_places_of_the_kernel(cluster: SyntheticCluster
         loop._ledgers[row].post(ask.resources, 1)
 
 
-def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_json_report_is_one_line_and_missed_aim_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     small, large = 60, 120
     monkeypatch.setattr(placement, "AIM_NODES", small)
     monkeypatch.setattr(placement, "LARGE_NODES", large)
@@ -111,7 +112,7 @@ def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pyte
     plot = tmp_path / "place.svg"
     words = ["bench", "place", "--quick", "--json", "--plot", str(plot)]
     result = CliRunner().invoke(remit, words, prog_name="remit")
-    assert result.exit_code == 1, "nobody places a million million a second, so an aim is missed"
+    assert result.exit_code == 1, "10**12 placements a second are out of reach, so an aim is missed"
     (line,) = result.stdout.splitlines()
     found = json.loads(line)
     assert list(found) == ["bench", "revision", "machine", "rows", "aims"]
@@ -125,20 +126,20 @@ def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pyte
     assert ElementTree.parse(plot).getroot().tag == f"{SVG}svg"
 
 
-def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_unwritable_chart_path_is_refused_before_measuring(tmp_path: Path) -> None:
     words = ["bench", "place", "--quick", "--plot", str(tmp_path / "none" / "place.svg")]
     result = CliRunner().invoke(remit, words, prog_name="remit")
     assert result.exit_code == 2
     assert f"directory {tmp_path / 'none'} does not exist" in result.output and "building" not in result.output
 
 
-def test_the_aims_are_never_lowered() -> None:
+def test_aims_have_their_agreed_values() -> None:
     assert placement.AIMS_PER_S == (300_000, 60_000, 18_000)
     assert (placement.AIM_NODES, placement.LARGE_NODES, placement.AIM_LARGE_RATIO) == (5_000, 50_000, 0.5)
     assert [(case.classes, case.mode) for case in AIMED_CASES] == [(40, BY_CLASS), (40, ONE_BY_ONE), (400, ONE_BY_ONE)]
 
 
-def test_a_picture_names_its_axes_and_every_line_once_and_apart() -> None:
+def test_chart_labels_axes_and_lines_without_overlap() -> None:
     lines = [ChartLine(f"line <{at}>", [(1_000, 5 + at / 100), (50_000, 6 + at / 100)]) for at in range(10)]
     tree = ElementTree.fromstring(draw("Growth", "nodes", "microseconds", lines))
     texts = [element.text for element in tree.iter(f"{SVG}text")]
@@ -150,7 +151,7 @@ def test_a_picture_names_its_axes_and_every_line_once_and_apart() -> None:
     assert len(curves[0].split("L")) == 2
 
 
-def test_a_line_rises_with_its_values_on_both_logarithmic_axes() -> None:
+def test_chart_line_rises_on_both_logarithmic_axes() -> None:
     tree = ElementTree.fromstring(draw("t", "x", "y", [ChartLine("a", [(1, 1), (10, 10), (100, 100)])]))
     (path,) = (
         e.get("d", "")
@@ -163,7 +164,7 @@ def test_a_line_rises_with_its_values_on_both_logarithmic_axes() -> None:
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2) and y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
 
 
-def test_nothing_to_draw_is_said() -> None:
+def test_empty_chart_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to draw"):
         draw("t", "x", "y", [])
     rows = [{"nodes": 1, "classes": 1, "mode": "else", "features": "else", "per_s": 1.0}]

@@ -1,4 +1,4 @@
-"""Does the benchmark of the simulator measure what it says, in the shape that programs read?"""
+"""Simulation benchmark: scenarios, baseline loop, report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from remit.simulate.seed_runner import FAULTS_PER_HOUR_MIN
 
 
 @pytest.mark.parametrize("size", [*SIZES, *QUICK], ids=str)
-def test_every_size_is_the_same_scenario_with_faults_enough_to_count(size: SimulationSize) -> None:
+def test_every_size_has_enough_faults_to_count(size: SimulationSize) -> None:
     found = scenario(size)
     assert (found.cluster.nodes, found.cluster.agents, found.cluster.beat) == (size.nodes, size.agents, size.heartbeat)
     hours = found.duration_s / 3600
@@ -25,14 +25,14 @@ def test_every_size_is_the_same_scenario_with_faults_enough_to_count(size: Simul
     assert sum(len(draw_faults(found, seed)) for seed in range(1, 21)) / 20 >= FAULTS_PER_HOUR_MIN
 
 
-def test_the_bare_loop_is_measured_by_what_it_really_ran() -> None:
+def test_bare_loop_reports_measured_rate() -> None:
     assert bare_loop_events_per_cpu_s(20_000) > 1_000
 
 
-def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_report_is_one_line_and_missed_aim_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation_speed, "QUICK", (SimulationSize(4, 2, "20s", 60.0, 0.0),))
     result = CliRunner().invoke(remit, ["bench", "simulate", "--quick", "--json"], prog_name="remit")
-    assert result.exit_code == 1, "a minute without binds counts for nothing, so an aim is missed"
+    assert result.exit_code == 1, "a minute without binds scores zero, so an aim is missed"
     (line,) = result.stdout.splitlines()
     found = json.loads(line)
     assert list(found) == ["bench", "revision", "machine", "rows", "aims"]
@@ -44,10 +44,10 @@ def test_one_line_for_programs_and_the_aims_are_the_asked_ones(monkeypatch: pyte
     assert row["hours"] == pytest.approx(2 / 60)
 
 
-def test_the_table_names_every_beat_and_is_not_broken_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_shows_every_heartbeat_and_is_not_wrapped_in_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation_speed, "QUICK", (SimulationSize(4, 2, "20s", 60.0, 0.0),))
     result = CliRunner().invoke(remit, ["bench", "simulate", "--quick"], prog_name="remit")
     cells = [[cell.strip() for cell in re.split("[┃│]", line)[1:-1]] for line in result.stdout.splitlines()]
-    told = [row for row in cells if len(row) == 2]
-    assert told[:3] == [["nodes", "4"], ["beat", "20s"], ["seeds", "2"]], "so much is measured that each figure has a line"
+    pairs = [row for row in cells if len(row) == 2]
+    assert pairs[:3] == [["nodes", "4"], ["beat", "20s"], ["seeds", "2"]], "many figures: one line each"
     assert "4 nodes at a beat of 20s" in result.stdout

@@ -1,4 +1,4 @@
-"""Does an interrupt end what is insisted on, also where whatever is raised is swallowed?"""
+"""Tests of `persistent_interrupts`."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from contextlib import suppress
 import pytest
 
 from remit.cli import interrupts as module
-from remit.cli.interrupts import insisting
+from remit.cli.interrupts import persistent_interrupts
 
 
-def test_one_that_is_swallowed_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swallowed_interrupt_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "AGAIN_S", 0.05)
     swallowed = 0
-    with pytest.raises(KeyboardInterrupt), insisting():
+    with pytest.raises(KeyboardInterrupt), persistent_interrupts():
         for _ in range(2):
             try:
                 os.kill(os.getpid(), signal.SIGINT) if not swallowed else time.sleep(10)
-            except BaseException:  # noqa: BLE001 - as what is being loaded may do
+            except BaseException:  # noqa: BLE001 - as an imported module may do
                 swallowed += 1
         time.sleep(10)
     assert swallowed == 2
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_one_that_is_swallowed_last_is_heard_at_the_end() -> None:
-    with pytest.raises(KeyboardInterrupt), insisting(), suppress(KeyboardInterrupt):
+def test_interrupt_swallowed_at_the_end_is_raised_on_exit() -> None:
+    with pytest.raises(KeyboardInterrupt), persistent_interrupts(), suppress(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(0.01)  # and nothing comes after it
+    time.sleep(0.01)  # no second interrupt follows
 
 
-def test_without_an_interrupt_nothing_happens_and_a_handler_of_ones_own_is_kept() -> None:
-    with insisting():
+def test_custom_sigint_handler_is_not_replaced() -> None:
+    with persistent_interrupts():
         pass
-    heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    received: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
     try:
-        with insisting():
+        with persistent_interrupts():
             os.kill(os.getpid(), signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
-    assert heard == [signal.SIGINT]
+    assert received == [signal.SIGINT]

@@ -1,4 +1,4 @@
-"""Do the units of systemd start what there is, with options that it has, and keep work alive that must outlive them?"""
+"""Tests of the systemd units in deploy/systemd."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from remit.cli.main import COMMANDS, remit
 from tests.tidy.source_tree import ROOT
 
-PLACE = ROOT / "deploy" / "systemd"
-UNITS = sorted(PLACE.glob("*.service"))
+UNIT_DIRECTORY = ROOT / "deploy" / "systemd"
+UNITS = sorted(UNIT_DIRECTORY.glob("*.service"))
 
 
 def settings(unit: Path) -> dict[str, list[str]]:
@@ -27,32 +27,32 @@ def settings(unit: Path) -> dict[str, list[str]]:
     return found
 
 
-def test_every_part_has_a_unit() -> None:
+def test_every_component_has_a_unit() -> None:
     assert [unit.stem for unit in UNITS] == ["remit-agent", "remit-controllers", "remit-scheduler", "remit-server"]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_it_starts_a_command_with_options_that_it_has(unit: Path) -> None:
-    (words,) = (line.split() for line in settings(unit)["ExecStart"])
-    assert words[0] == "/opt/remit/bin/remit" and words[1] in COMMANDS and f"remit-{words[1]}" == unit.stem
-    command = remit.get_command(click.Context(remit), words[1])
+def test_unit_starts_an_existing_command_with_valid_options(unit: Path) -> None:
+    (args,) = (line.split() for line in settings(unit)["ExecStart"])
+    assert args[0] == "/opt/remit/bin/remit" and args[1] in COMMANDS and f"remit-{args[1]}" == unit.stem
+    command = remit.get_command(click.Context(remit), args[1])
     assert command is not None
-    known = {name for one in command.params for name in one.opts}
-    assert {word for word in words if word.startswith("--")} <= known
-    assert words[-1] == "$REMIT_MORE" and "--log-format" in words  # journald takes lines as they are, and rotates them
-    named = {name for one in command.params if (name := one.envvar)}
+    known = {name for param in command.params for name in param.opts}
+    assert {arg for arg in args if arg.startswith("--")} <= known
+    assert args[-1] == "$REMIT_MORE" and "--log-format" in args  # for journald, which rotates logs itself
+    named = {name for param in command.params if (name := param.envvar)}
     for line in settings(unit).get("Environment", []):
         for name in re.findall(r"(REMIT_[A-Z_]+)=", line):
-            assert name in named or f"${{{name}}}" in " ".join(words)
+            assert name in named or f"${{{name}}}" in " ".join(args)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
-def test_it_comes_back_and_lets_go_of_nothing(unit: Path) -> None:
-    said = settings(unit)
-    assert said["Restart"] == ["always"] and int(said["TimeoutStopSec"][0]) >= 20
+def test_unit_restarts_and_has_the_required_hardening(unit: Path) -> None:
+    options = settings(unit)
+    assert options["Restart"] == ["always"] and int(options["TimeoutStopSec"][0]) >= 20
     if unit.stem == "remit-agent":
-        assert said["KillMode"] == ["process"] and said["Delegate"] == ["yes"] and said["OOMPolicy"] == ["continue"]
-        breaks = {
+        assert options["KillMode"] == ["process"] and options["Delegate"] == ["yes"] and options["OOMPolicy"] == ["continue"]
+        forbidden = {
             "RestrictNamespaces",
             "NoNewPrivileges",
             "ProtectControlGroups",
@@ -60,14 +60,14 @@ def test_it_comes_back_and_lets_go_of_nothing(unit: Path) -> None:
             "ProtectSystem",
             "PrivateTmp",
         }
-        assert not breaks & set(said), "the sandbox and the cgroups of work need these"
+        assert not forbidden & set(options), "these settings break the sandbox and cgroups of replicas"
     else:
-        assert said["NoNewPrivileges"] == ["yes"] and said["ProtectSystem"] == ["strict"] and said["User"] == ["remit"]
+        assert options["NoNewPrivileges"] == ["yes"] and options["ProtectSystem"] == ["strict"] and options["User"] == ["remit"]
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-def test_systemd_takes_the_units_as_they_are(tmp_path: Path) -> None:
-    """With programs and users that are here: those that they name are made when Remit is installed."""
+def test_systemd_analyze_accepts_the_units(tmp_path: Path) -> None:
+    """Program and user are replaced by existing ones, because the real ones are created at installation."""
     program = tmp_path / "remit"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
@@ -78,5 +78,5 @@ def test_systemd_takes_the_units_as_they_are(tmp_path: Path) -> None:
     command = ["systemd-analyze", "verify", "--man=no", *files]
     env = {**os.environ, "SYSTEMD_UNIT_PATH": f"{tmp_path}:"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=env)
-    told = [line for line in done.stderr.splitlines() if "remit-" in line and "multi-user" not in line]
-    assert not told, "\n".join(told)
+    errors = [line for line in done.stderr.splitlines() if "remit-" in line and "multi-user" not in line]
+    assert not errors, "\n".join(errors)

@@ -1,6 +1,6 @@
-"""A scope's HTTP API in memory: configs by tenant and name, with revisions, pages, watches and ids; and faults as told.
+"""Fake HTTP API of a scope in memory: configs with revisions, pages, watches, operation ids and injected faults.
 
-It knows as much of the real one as the asking side relies on; tests/integration/client/ asks the real one.
+It covers what the client relies on; tests/integration/client/ uses the real API.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from remit.model.metadata import Metadata
 from remit.model.secrets import Config, DataSpec
-from tests.unit.client.raw_http import Cut, Said, raw_server
+from tests.unit.client.raw_http import Cut, RawRequest, raw_server
 
 TOKEN = "a-token"
 Fault = Literal["cut before", "cut after", "busy", "away", "late"]
@@ -28,7 +28,7 @@ def config(name: str, text: str = "1", tenant: str = "default") -> Config:
 
 @dataclass
 class FakeApi:
-    """`faults` are used up, one a request (watches and statuses excepted). `done` are the writes that took place."""
+    """`faults` are consumed one a request, except by watches and statuses. `done` holds the applied writes."""
 
     incarnation: str = "inc1"
     window: int = 7
@@ -40,13 +40,13 @@ class FakeApi:
     faults: deque[Fault] = field(default_factory=deque)
     done: list[str] = field(default_factory=list)
     outcomes: dict[str, tuple[int, Any]] = field(default_factory=dict)
-    said: list[Said] = field(default_factory=list)
+    requests: list[RawRequest] = field(default_factory=list)
     silent: bool = False
-    """Do watches say nothing any more?"""
+    """Watches deliver no events while set."""
     ending: str = ""
-    """Why every watch is to end now."""
+    """Reason for which all watches end now."""
     watchers: int = 0
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def put(self, name: str, text: str = "1", tenant: str = "default") -> int:
         self.revision += 1
@@ -64,120 +64,120 @@ class FakeApi:
         self.wake()
 
     def wake(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
 
     def end_watches(self, why: str) -> None:
         self.ending = why
         self.wake()
 
-    def writes(self) -> list[Said]:
-        return [one for one in self.said if one.method != "GET"]
+    def writes(self) -> list[RawRequest]:
+        return [request for request in self.requests if request.method != "GET"]
 
-    # ------------------------------------------------------------------------------------------------------------ answering
+    # ------------------------------------------------------------------------------------------------------------ responses
 
-    async def handle_one(self, said: Said) -> None:
-        self.said.append(said)
-        if said.headers.get("authorization") != f"Bearer {TOKEN}":
-            said.problem(401, "unauthenticated", "the token is not the one of this server")
-        elif said.path == "/v1/status":
-            said.answer(200, {"scope": "eu", "incarnation": self.incarnation, "window": self.window, "windowMs": 60_000})
-        elif said.query.get("watch") == "true":
-            await self._watch(said)
+    async def handle_one(self, request: RawRequest) -> None:
+        self.requests.append(request)
+        if request.headers.get("authorization") != f"Bearer {TOKEN}":
+            request.problem(401, "unauthenticated", "the token is not the one of this server")
+        elif request.path == "/v1/status":
+            request.answer(200, {"scope": "eu", "incarnation": self.incarnation, "window": self.window, "windowMs": 60_000})
+        elif request.query.get("watch") == "true":
+            await self._watch(request)
         else:
-            await self._faulty(said)
+            await self._faulty(request)
 
-    async def _faulty(self, said: Said) -> None:
+    async def _faulty(self, request: RawRequest) -> None:
         fault = self.faults.popleft() if self.faults else None
         match fault:
             case "cut before":
                 raise Cut
             case "busy":
-                said.problem(429, "overloaded", "too much", retry_after=1)
+                request.problem(429, "overloaded", "too much", retry_after=1)
             case "away":
-                said.problem(503, "unavailable", "nobody leads")
+                request.problem(503, "unavailable", "nobody leads")
             case "cut after":
-                self._answer(replace(said, writer=_Nowhere()))  # type: ignore[arg-type]
+                self._answer(replace(request, writer=DiscardingWriter()))  # type: ignore[arg-type]
                 raise Cut
             case "late":
                 await asyncio.sleep(0.5)
-                self._answer(said)
+                self._answer(request)
             case None:
-                self._answer(said)
+                self._answer(request)
 
-    def _answer(self, said: Said) -> None:
-        if said.method == "GET" and said.path.endswith("/configs"):
-            self._list(said)
-        elif said.method == "GET":
-            _, _, _, tenant, _, name = said.path.split("/")
+    def _answer(self, request: RawRequest) -> None:
+        if request.method == "GET" and request.path.endswith("/configs"):
+            self._list(request)
+        elif request.method == "GET":
+            _, _, _, tenant, _, name = request.path.split("/")
             row = self.rows.get((tenant, name))
-            said.answer(200, row) if row is not None else said.problem(404, "not_found", "there is none", cure="make one")
+            request.answer(200, row) if row is not None else request.problem(404, "not_found", "there is none", cure="make one")
         else:
-            operation = said.headers["remit-operation-id"]
+            operation = request.headers["remit-operation-id"]
             if operation not in self.outcomes:
-                self.outcomes[operation] = self._write(said, operation)
-            said.answer(*self.outcomes[operation])
+                self.outcomes[operation] = self._write(request, operation)
+            request.answer(*self.outcomes[operation])
 
-    def _write(self, said: Said, operation: str) -> tuple[int, Any]:
+    def _write(self, request: RawRequest, operation: str) -> tuple[int, Any]:
         if int(operation.split(".")[1]) < self.window:
             return 409, {"status": 409, "code": "operation_expired", "detail": "too old"}
-        body = msgspec.json.decode(said.body)
+        body = msgspec.json.decode(request.body)
         tenant, name = body["metadata"]["tenant"], body["metadata"]["name"]
-        if said.method == "POST" and (tenant, name) in self.rows:
+        if request.method == "POST" and (tenant, name) in self.rows:
             return 409, {"status": 409, "code": "exists", "detail": f"there is a {name}", "cure": "replace it"}
         self.done.append(operation)
         self.put(name, body["spec"]["data"]["text"], tenant)
         return 201, self.rows[tenant, name]
 
-    def _list(self, said: Said) -> None:
-        at = int(said.query.get("continue", "").split("/")[0] or self.revision)
-        after = said.query.get("continue", "").partition("/")[2]
+    def _list(self, request: RawRequest) -> None:
+        at = int(request.query.get("continue", "").split("/")[0] or self.revision)
+        after = request.query.get("continue", "").partition("/")[2]
         if at < self.oldest:
-            said.problem(410, "compacted", "that revision is gone")
+            request.problem(410, "compacted", "that revision is gone")
             return
-        tenant = said.path.split("/")[3] if said.path.startswith("/v1/tenants/") else ""
+        tenant = request.path.split("/")[3] if request.path.startswith("/v1/tenants/") else ""
         names = sorted(f"{one}/{name}" for one, name in self.rows if tenant in ("", one))
         left = [name for name in names if name > after]
-        size = min(self.page, int(said.query["limit"]))
+        size = min(self.page, int(request.query["limit"]))
         meta: dict[str, Any] = {"revision": at}
         if len(left) > size:
             meta["continue"] = f"{at}/{left[size - 1]}"
         wanted = [self.rows[tuple(name.split("/"))] for name in left[:size]]  # type: ignore[index]
-        said.answer(200, {"apiVersion": "remit/v1", "kind": "ConfigList", "metadata": meta, "items": wanted})
+        request.answer(200, {"apiVersion": "remit/v1", "kind": "ConfigList", "metadata": meta, "items": wanted})
 
-    async def _watch(self, said: Said) -> None:
-        after = int(said.query["after"])
+    async def _watch(self, request: RawRequest) -> None:
+        after = int(request.query["after"])
         if after < self.oldest:
-            said.problem(410, "compacted", "that revision is gone")
+            request.problem(410, "compacted", "that revision is gone")
             return
         self.ending = ""
         self.watchers += 1
-        said.begin()
-        said.line({"type": "bookmark", "revision": after})
+        request.begin()
+        request.line({"type": "bookmark", "revision": after})
         try:
             while not self.ending:
-                news = self._news
+                changed = self._changed
                 for revision, (tenant, name), row in self.log:
                     if revision > after and not self.silent:
                         after = revision
                         gone = {"kind": "Config", "metadata": {"name": name, "tenant": tenant}}
                         kind = "deleted" if row is None else "changed"
-                        said.line({"type": kind, "revision": revision, "object": row or gone})
-                await said.writer.drain()
-                await news.wait()
+                        request.line({"type": kind, "revision": revision, "object": row or gone})
+                await request.writer.drain()
+                await changed.wait()
         finally:
             self.watchers -= 1
         if self.ending == "cut":
             raise Cut
-        said.line({"type": "resync", "reason": self.ending, "cure": "list again"})
-        said.end()
+        request.line({"type": "resync", "reason": self.ending, "cure": "list again"})
+        request.end()
 
 
-class _Nowhere:
-    """Where an answer is written that nobody is to hear."""
+class DiscardingWriter:
+    """Discards a response that the client must not receive."""
 
     def write(self, data: bytes) -> None:
-        """It is gone."""
+        """Drop the data."""
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""An authority that remembers verdicts by id, and endpoints that lose things on the way to and from it."""
+"""A fake authority with idempotent outcomes, and endpoints that inject transport faults."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ WINDOW_MS = 60_000
 
 @dataclass
 class FakeAuthority:
-    """Each bind is a deed, counted. Ids are kept for `retention` windows of the world's clock."""
+    """Every accepted claim counts in `applied`. Outcomes are kept for `retention` windows of the world's clock."""
 
     world: World
     incarnation: str = "inc1"
     retention: int = 3
-    deeds: list[Operation] = field(default_factory=list)
+    applied: list[Operation] = field(default_factory=list)
     outcomes: dict[str, tuple[bytes, Verdict]] = field(default_factory=dict)
-    asked: list[Operation] = field(default_factory=list)
+    submitted: list[Operation] = field(default_factory=list)
     statuses: int = 0
     window_shift: int = 0
     leader: str = "a"
@@ -51,7 +51,7 @@ class FakeAuthority:
     renewals_ms: list[int] = field(default_factory=list)
     boot: str = "far-boot"
     ahead_ms: int = 77_000_000
-    """How far its clock is ahead of the asker's: it is another machine's."""
+    """Offset of its clock: the authority runs on another machine."""
 
     def window(self) -> int:
         return self.world.clock.now_ms() // WINDOW_MS
@@ -62,11 +62,11 @@ class FakeAuthority:
     async def status(self) -> AuthorityStatus:
         self.statuses += 1
         window = self.window() + self.window_shift
-        stand = "eu", self.incarnation, 1, len(self.deeds), window, WINDOW_MS, self.leader, self.boot, self.now_ms()
+        stand = "eu", self.incarnation, 1, len(self.applied), window, WINDOW_MS, self.leader, self.boot, self.now_ms()
         return AuthorityStatus(*stand, listened_ms=self.listened_ms, silent=self.silent)
 
     async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
-        self.asked.extend(operations)
+        self.submitted.extend(operations)
         return [self._one(operation) for operation in operations]
 
     async def renew(self, actor: Actor, /) -> bool:
@@ -100,12 +100,12 @@ class FakeAuthority:
             return self.outcomes.setdefault(operation.claim.operation, none)[1]
         if self.refuses is not None:
             return self.refuses
-        self.deeds.append(operation)
-        return Accepted(len(self.deeds), number=5 if isinstance(operation.claim, Acquire) else 0)
+        self.applied.append(operation)
+        return Accepted(len(self.applied), number=5 if isinstance(operation.claim, Acquire) else 0)
 
 
-class Passing:
-    """What of an endpoint is passed on as it is."""
+class ForwardingEndpoint:
+    """Forwards the calls that a test endpoint does not override."""
 
     target: Endpoint
 
@@ -120,8 +120,8 @@ class Passing:
 
 
 @dataclass
-class FaultyEndpoint(Passing):
-    """Does with each call what its script says next; at the end of the script, `then` for ever."""
+class FaultyEndpoint(ForwardingEndpoint):
+    """Applies the next fault of its script to each call; after the script, always `then`."""
 
     target: Endpoint
     world: World
@@ -131,52 +131,52 @@ class FaultyEndpoint(Passing):
     sent_ms: list[int] = field(default_factory=list)
 
     async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
-        deed = self.script.pop(0) if self.script else self.then
+        fault = self.script.pop(0) if self.script else self.then
         self.sent_ms.append(self.world.clock.now_ms())
-        await self._before(deed)
+        await self._before(fault)
         verdicts = await self.target.submit(operations)
-        if deed == "duplicate":
+        if fault == "duplicate":
             verdicts = await self.target.submit(operations)
-        if deed == "short answer":
+        if fault == "short answer":
             return verdicts[1:]
-        await self._after(deed)
+        await self._after(fault)
         return verdicts
 
     async def status(self) -> AuthorityStatus:
-        deed = self.status_script.pop(0) if self.status_script else "pass"
-        await self._before(deed)
+        fault = self.status_script.pop(0) if self.status_script else "pass"
+        await self._before(fault)
         status = await self.target.status()
-        await self._after(deed)
+        await self._after(fault)
         return status
 
     async def renew(self, actor: Actor, /) -> bool:
-        deed = self.script.pop(0) if self.script else self.then
+        fault = self.script.pop(0) if self.script else self.then
         self.sent_ms.append(self.world.clock.now_ms())
-        await self._before(deed)
+        await self._before(fault)
         held = await self.target.renew(actor)
-        await self._after(deed)
+        await self._after(fault)
         return held
 
-    async def _before(self, deed: str) -> None:
-        word, _, rest = deed.partition(" ")
-        if word == "turned":
+    async def _before(self, fault: str) -> None:
+        word, _, rest = fault.partition(" ")
+        if word == "redirect":
             raise NotLeader(rest)
         if word == "overloaded":
             ms, _, why = rest.partition(" ")
             raise Overloaded(int(ms), why)
-        if deed == "lose before":
+        if fault == "lose before":
             raise OutcomeUnknown("the request was lost")
-        if deed == "hang before":
+        if fault == "hang before":
             await self.world.clock.sleep_ms(3_600_000)
         if word == "delay":
             await self.world.clock.sleep_ms(int(rest))
 
-    async def _after(self, deed: str) -> None:
-        if deed == "lose after":
+    async def _after(self, fault: str) -> None:
+        if fault == "lose after":
             raise OutcomeUnknown("the answer was lost")
-        if deed == "hang after":
+        if fault == "hang after":
             await self.world.clock.sleep_ms(3_600_000)
-        if deed == "suspend after":
+        if fault == "suspend after":
             if isinstance(self.world.clock, VirtualClock):
                 self.world.clock.suspend(10 * WINDOW_MS)
             raise OutcomeUnknown("the machine slept, and the connection died")
@@ -184,7 +184,7 @@ class FaultyEndpoint(Passing):
 
 @dataclass
 class Bench:
-    """A client with endpoints a, b, ... to one authority, each with its script."""
+    """A client with endpoints a, b, ... of one authority, each with its script."""
 
     world: World
     authority: FakeAuthority

@@ -1,4 +1,4 @@
-"""A server that answers each HTTP request as a test wants it, to the byte: also wrongly, late, in part, or not at all."""
+"""HTTP server for tests whose handler writes each response byte by byte: wrong, late, partial or none."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from urllib.parse import parse_qsl, unquote
 
 
 @dataclass
-class Said:
-    """One request, and how to answer it."""
+class RawRequest:
+    """One request, with methods to respond to it."""
 
     method: str
     path: str
@@ -35,40 +35,40 @@ class Said:
     def begin(self) -> None:
         self.writer.write(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
 
-    def piece(self, data: bytes) -> None:
+    def chunk(self, data: bytes) -> None:
         self.writer.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def line(self, value: Any) -> None:
-        self.piece(json.dumps(value).encode() + b"\n")
+        self.chunk(json.dumps(value).encode() + b"\n")
 
     def end(self) -> None:
         self.writer.write(b"0\r\n\r\n")
 
 
 class Cut(Exception):
-    """Raised by a handler: the connection is closed at once, without a word more."""
+    """Raised by a handler: close the connection at once."""
 
 
-Handler = Callable[[Said], Awaitable[None]]
+Handler = Callable[[RawRequest], Awaitable[None]]
 
 
 @asynccontextmanager
 async def raw_server(handler: Handler, port: int = 0) -> AsyncGenerator[str, None]:
-    """Its address. A handler that returns keeps the connection open for the next request."""
-    talks: set[asyncio.Task[None]] = set()
+    """Yield the server's address. A handler that returns keeps the connection open for the next request."""
+    connections: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        talks.add(task)
+        connections.add(task)
         try:
             while True:
-                await handler(await _said(reader, writer))
+                await handler(await _read_request(reader, writer))
                 await writer.drain()
         except (Cut, OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
         finally:
-            talks.discard(task)
+            connections.discard(task)
             writer.close()
 
     server = await asyncio.start_server(connected, "127.0.0.1", port, backlog=1_024)
@@ -76,15 +76,15 @@ async def raw_server(handler: Handler, port: int = 0) -> AsyncGenerator[str, Non
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         server.close()
-        for talk in tuple(talks):
-            talk.cancel()
-        await asyncio.gather(*talks, return_exceptions=True)
+        for connection in tuple(connections):
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
 
 
-async def _said(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Said:
+async def _read_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RawRequest:
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     method, target, _ = head[0].split(" ")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     path, _, query = target.partition("?")
-    return Said(method, unquote(path), dict(parse_qsl(query)), headers, body, writer, reader)
+    return RawRequest(method, unquote(path), dict(parse_qsl(query)), headers, body, writer, reader)

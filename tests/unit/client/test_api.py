@@ -1,4 +1,4 @@
-"""Does the SDK keep what it promises: typed answers, deeds done once, refusals told, patience that ends?"""
+"""Python SDK: typed results, idempotent writes, errors, deadlines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remit.client.api import ALL_TENANTS, Api, ApiError, NotYet, Unanswered
 from remit.client.api_caller import ApiCaller
 from remit.model.secrets import Config
 from tests.unit.client.fake_api import TOKEN, FakeApi, Fault, config, serving
-from tests.unit.client.raw_http import Said, raw_server
+from tests.unit.client.raw_http import RawRequest, raw_server
 
 
 def play(scene: Callable[[FakeApi, Api], Awaitable[None]], *, timeout_s: float = 10, try_s: float = 5) -> None:
@@ -28,7 +28,7 @@ def play(scene: Callable[[FakeApi, Api], Awaitable[None]], *, timeout_s: float =
 # ----------------------------------------------------------------------------------------------------------------- reading
 
 
-def test_what_is_got_is_of_its_kind() -> None:
+def test_get_returns_object_of_requested_kind() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         revision = fake.put("a", "hello")
         found = await api.get(Config, "a")
@@ -40,21 +40,21 @@ def test_what_is_got_is_of_its_kind() -> None:
     play(scene)
 
 
-def test_what_is_not_there_is_told_with_its_cure_and_asked_for_once() -> None:
+def test_get_of_missing_object_fails_once_with_cure() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         with pytest.raises(ApiError) as caught:
             await api.get(Config, "a", tenant="other")
         assert (caught.value.status, caught.value.code, caught.value.cure) == (404, "not_found", "make one")
         assert str(caught.value) == "there is none; make one"
-        assert [one.path for one in fake.said] == ["/v1/tenants/other/configs/a"]
+        assert [request.path for request in fake.requests] == ["/v1/tenants/other/configs/a"]
 
     play(scene)
 
 
-def test_problems_are_told_one_by_one() -> None:
-    async def handler(said: Said) -> None:
+def test_validation_error_carries_each_problem() -> None:
+    async def handler(request: RawRequest) -> None:
         problems = [{"field": "spec.x", "message": "is bad", "cure": "mend it"}, {"message": "so is this", "manifest": 1}]
-        said.problem(422, "invalid", "2 problems", field="spec.x", problems=problems, revision=9)
+        request.problem(422, "invalid", "2 problems", field="spec.x", problems=problems, revision=9)
 
     async def main() -> None:
         async with raw_server(handler) as url, Api(url, TOKEN) as api:
@@ -62,7 +62,7 @@ def test_problems_are_told_one_by_one() -> None:
                 await api.status()
             error = caught.value
             assert (error.status, error.code, error.field, error.revision) == (422, "invalid", "spec.x", 9)
-            assert [(one.field, one.message, one.cure) for one in error.problems] == [
+            assert [(problem.field, problem.message, problem.cure) for problem in error.problems] == [
                 ("spec.x", "is bad", "mend it"),
                 ("", "so is this", ""),
             ]
@@ -70,7 +70,7 @@ def test_problems_are_told_one_by_one() -> None:
     asyncio.run(main())
 
 
-def test_a_list_is_whole_and_of_one_revision_however_many_pages() -> None:
+def test_list_spans_pages_at_one_revision() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         fake.page = 3
         for number in range(10):
@@ -78,14 +78,14 @@ def test_a_list_is_whole_and_of_one_revision_however_many_pages() -> None:
         found = await api.list(Config, tenant=ALL_TENANTS)
         assert sorted(one.metadata.name for one in found.items) == [f"c{number}" for number in range(10)]
         assert found.revision == fake.revision
-        assert len([one for one in fake.said if one.path == "/v1/configs"]) == 4
+        assert len([request for request in fake.requests if request.path == "/v1/configs"]) == 4
         assert len((await api.list(Config, tenant="t1")).items) == 5
         assert (await api.list(Config)).items == []
 
     play(scene)
 
 
-def test_a_list_whose_revision_was_compacted_is_begun_anew() -> None:
+def test_list_restarts_when_its_revision_is_compacted() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         fake.page = 2
         for number in range(5):
@@ -94,7 +94,7 @@ def test_a_list_whose_revision_was_compacted_is_begun_anew() -> None:
 
         async def read(self: ApiCaller, *args: object, **more: object) -> object:
             answer = await original(self, *args, **more)  # type: ignore[arg-type]
-            if len(fake.said) == 1:
+            if len(fake.requests) == 1:
                 fake.put("late")
                 fake.oldest = fake.revision
             return answer
@@ -108,11 +108,11 @@ def test_a_list_whose_revision_was_compacted_is_begun_anew() -> None:
     play(scene)
 
 
-def test_selectors_travel_as_text_or_as_what_must_be_equal() -> None:
+def test_selectors_are_sent_as_text_or_label_equality() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         await api.list(Config, labels={"app": "web", "tier": "x"}, fields="status.phase!=pending")
-        assert fake.said[-1].query["labelSelector"] == "app=web,tier=x"
-        assert fake.said[-1].query["fieldSelector"] == "status.phase!=pending"
+        assert fake.requests[-1].query["labelSelector"] == "app=web,tier=x"
+        assert fake.requests[-1].query["fieldSelector"] == "status.phase!=pending"
 
     play(scene)
 
@@ -123,7 +123,7 @@ def test_selectors_travel_as_text_or_as_what_must_be_equal() -> None:
 @pytest.mark.parametrize(
     "faults", [["cut after"], ["cut before"], ["cut after", "cut before", "cut after"], ["busy"], ["away"], ["late"]], ids=str
 )
-def test_a_write_is_done_once_whatever_became_of_its_answers(faults: list[Fault]) -> None:
+def test_write_is_applied_once_despite_lost_or_late_replies(faults: list[Fault]) -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         fake.faults = deque(faults)
         made = await api.create(config("a", "x"))
@@ -131,14 +131,14 @@ def test_a_write_is_done_once_whatever_became_of_its_answers(faults: list[Fault]
         assert made.metadata.revision == fake.revision
         writes = fake.writes()
         assert len(writes) == len(faults) + (0 if faults == ["late"] else 1)
-        assert len({one.headers["remit-operation-id"] for one in writes}) == 1
+        assert len({write.headers["remit-operation-id"] for write in writes}) == 1
         assert writes[0].headers["remit-operation-id"].startswith("inc1.7.")
         assert len(fake.done) == 1
 
     play(scene)
 
 
-def test_a_silent_try_is_given_up_and_asked_again_under_the_same_id() -> None:
+def test_timed_out_try_is_repeated_under_same_operation_id() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         fake.faults = deque(["late"])
         await api.create(config("a"))
@@ -148,7 +148,7 @@ def test_a_silent_try_is_given_up_and_asked_again_under_the_same_id() -> None:
     play(scene, try_s=0.2)
 
 
-def test_whoever_is_told_to_wait_waits() -> None:
+def test_client_waits_for_retry_after() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         fake.faults = deque(["busy"])
         began = time.monotonic()
@@ -158,7 +158,7 @@ def test_whoever_is_told_to_wait_waits() -> None:
     play(scene)
 
 
-def test_a_refusal_is_told_and_not_asked_again() -> None:
+def test_conflict_is_raised_without_retry() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         fake.put("a")
         with pytest.raises(ApiError) as caught:
@@ -169,17 +169,17 @@ def test_a_refusal_is_told_and_not_asked_again() -> None:
     play(scene)
 
 
-def test_two_writes_have_two_ids_and_share_one_status() -> None:
+def test_writes_have_distinct_ids_and_share_one_status_call() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         await api.create(config("a"))
         await api.create(config("b"))
         assert len(set(fake.done)) == 2
-        assert len([one for one in fake.said if one.path == "/v1/status"]) == 1
+        assert len([request for request in fake.requests if request.path == "/v1/status"]) == 1
 
     play(scene)
 
 
-def test_an_id_that_expired_before_it_was_ever_sent_is_replaced_once() -> None:
+def test_id_expired_before_first_send_is_replaced_once() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         await api.status()
         fake.window += 5
@@ -190,7 +190,7 @@ def test_an_id_that_expired_before_it_was_ever_sent_is_replaced_once() -> None:
     play(scene)
 
 
-def test_an_id_that_was_given_or_may_have_been_heard_is_never_replaced() -> None:
+def test_given_or_possibly_received_id_is_never_replaced() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         given = await api.issue()
         fake.window += 5
@@ -206,7 +206,7 @@ def test_an_id_that_was_given_or_may_have_been_heard_is_never_replaced() -> None
     play(scene)
 
 
-def test_when_patience_ends_it_is_said_whether_it_may_have_happened_and_under_which_id() -> None:
+def test_deadline_error_states_operation_id_and_possible_effect() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         await api.status()
         fake.faults = deque(["cut after"] * 100)
@@ -228,7 +228,7 @@ def test_when_patience_ends_it_is_said_whether_it_may_have_happened_and_under_wh
     play(scene, timeout_s=0.6)
 
 
-def test_where_nobody_listens_it_is_said_within_the_time_given() -> None:
+def test_unreachable_server_fails_within_deadline() -> None:
     async def main() -> None:
         async with Api("http://127.0.0.1:1", TOKEN, timeout_s=0.3) as api:
             began = time.monotonic()
@@ -241,33 +241,33 @@ def test_where_nobody_listens_it_is_said_within_the_time_given() -> None:
     asyncio.run(main())
 
 
-def test_a_wrong_token_is_told_at_once() -> None:
+def test_wrong_token_fails_at_once() -> None:
     async def main() -> None:
         fake = FakeApi()
         async with serving(fake) as url, Api(url, "another") as api:
             with pytest.raises(ApiError) as caught:
                 await api.get(Config, "a")
             assert (caught.value.status, caught.value.code) == (401, "unauthenticated")
-            assert len(fake.said) == 1
+            assert len(fake.requests) == 1
 
     asyncio.run(main())
 
 
-def test_of_several_servers_one_that_is_away_is_passed_over() -> None:
+def test_unreachable_server_of_several_is_skipped() -> None:
     async def main() -> None:
         fake = FakeApi()
         fake.put("a")
         async with serving(fake) as url, Api(["http://127.0.0.1:1", url], TOKEN) as api:
             for _ in range(5):
                 assert (await api.get(Config, "a")).metadata.name == "a"
-            assert len(fake.said) == 5
+            assert len(fake.requests) == 5
 
     asyncio.run(main())
 
 
-def test_an_answer_that_cannot_be_read_is_none() -> None:
-    async def handler(said: Said) -> None:
-        said.answer(200, b'{"surprise": ')
+def test_undecodable_response_is_reported_as_no_answer() -> None:
+    async def handler(request: RawRequest) -> None:
+        request.answer(200, b'{"surprise": ')
 
     async def main() -> None:
         async with raw_server(handler) as url, Api(url, TOKEN) as api:
@@ -280,7 +280,7 @@ def test_an_answer_that_cannot_be_read_is_none() -> None:
 # ----------------------------------------------------------------------------------------------------------------- waiting
 
 
-def test_who_waits_is_told_as_soon_as_it_holds() -> None:
+def test_wait_returns_as_soon_as_condition_holds() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         async def later() -> None:
             for text in ("1", "2", "3"):
@@ -296,7 +296,7 @@ def test_who_waits_is_told_as_soon_as_it_holds() -> None:
     play(scene)
 
 
-def test_who_waits_for_it_to_be_gone_is_told_too() -> None:
+def test_wait_returns_when_object_is_deleted() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         fake.put("a")
         asyncio.get_running_loop().call_later(0.1, fake.drop, "a")
@@ -305,7 +305,7 @@ def test_who_waits_for_it_to_be_gone_is_told_too() -> None:
     play(scene)
 
 
-def test_who_waits_too_long_learns_how_it_stood() -> None:
+def test_wait_timeout_reports_last_state() -> None:
     async def scene(fake: FakeApi, api: Api) -> None:
         fake.put("a", "old")
         with pytest.raises(NotYet, match="Config a") as caught:

@@ -1,4 +1,4 @@
-"""Does an intent keep its id, and does asking end? Each story has an authority that counts its deeds, endpoints that lose."""
+"""Authority client: stable operation ids, bounded retries, faulty endpoints."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PLENTY = RetryBudget(per_second=1_000, tokens_max=10_000)
 EXPIRED = Refused(Code.OPERATION_EXPIRED)
 
 
-def ids_asked(b: Bench) -> set[str]:
-    return {operation.id for operation in b.authority.asked}
+def submitted_ids(b: Bench) -> set[str]:
+    return {operation.id for operation in b.authority.submitted}
 
 
-# ------------------------------------------------------------------------------------------------------- the same id
+# ------------------------------------------------------------------------------------------------------- one id per operation
 
 
 @pytest.mark.parametrize("fault", ["lose after", "hang after", "short answer"])
@@ -34,32 +34,40 @@ def test_bind_times_out_after_commit__retry_finds_the_same_binding(fault: str) -
     async def scene() -> None:
         b = bench([fault])
         assert await b.client.submit(BIND) == Accepted(1)
-        assert len(b.authority.deeds) == 1
-        assert len(b.authority.asked) == 2
-        assert len(ids_asked(b)) == 1
+        assert len(b.authority.applied) == 1
+        assert len(b.authority.submitted) == 2
+        assert len(submitted_ids(b)) == 1
 
     run_virtually(scene())
 
 
-@pytest.mark.parametrize("fault", ["lose before", "hang before", "turned", "overloaded 10", "delay 500", "duplicate"])
-def test_whatever_happens_on_the_way__one_deed_under_one_id(fault: str) -> None:
+@pytest.mark.parametrize("fault", ["lose before", "hang before", "redirect", "overloaded 10", "delay 500", "duplicate"])
+def test_transport_fault_leaves_one_effect_under_one_id(fault: str) -> None:
     async def scene() -> None:
         b = bench([fault, fault], [])
         assert await b.client.submit(BIND) == Accepted(1)
-        assert len(b.authority.deeds) == 1
-        assert len(ids_asked(b)) == 1
+        assert len(b.authority.applied) == 1
+        assert len(submitted_ids(b)) == 1
 
     run_virtually(scene())
 
 
-FAULTS = ["pass", "lose before", "lose after", "hang after", "hang before", "turned", "turned a", "overloaded 30", "duplicate"]
+FAULTS = [
+    "pass",
+    "lose before",
+    "lose after",
+    "hang after",
+    "hang before",
+    "redirect",
+    "redirect a",
+    "overloaded 30",
+    "duplicate",
+]
 SCRIPT = st.lists(st.sampled_from(FAULTS), max_size=8)
 
 
 @given(scripts=st.lists(SCRIPT, min_size=1, max_size=3), claims=st.integers(1, 4), seed=st.integers(0, 99))
-def test_any_mixture_of_faults__one_id_an_intent_and_an_end_by_the_deadline(
-    scripts: list[list[str]], claims: int, seed: int
-) -> None:
+def test_mixed_faults_keep_one_id_per_operation_and_meet_deadline(scripts: list[list[str]], claims: int, seed: int) -> None:
     async def scene() -> None:
         b = bench(*scripts, budget=RetryBudget(per_second=1_000, tokens_max=1_000), seed=str(seed))
         began_ms = b.world.clock.now_ms()
@@ -67,24 +75,24 @@ def test_any_mixture_of_faults__one_id_an_intent_and_an_end_by_the_deadline(
             verdicts = await b.client.submit_many([BIND] * claims)
         except RetriesExhausted as error:
             assert len(error.operations) == claims
-            assert ids_asked(b) <= set(error.operation_ids)
-            assert error.outcome_unknown or not b.authority.deeds
+            assert submitted_ids(b) <= set(error.operation_ids)
+            assert error.outcome_unknown or not b.authority.applied
             for endpoint in b.endpoints.values():
                 endpoint.script.clear()
             verdicts = await b.client.resume(error.operations, submitted_ms=error.submitted_ms)
         else:
             assert b.world.clock.now_ms() - began_ms <= 10_000
         assert sorted(verdict.revision for verdict in verdicts) == list(range(1, claims + 1))
-        assert len(b.authority.deeds) == len(ids_asked(b)) == claims
+        assert len(b.authority.applied) == len(submitted_ids(b)) == claims
 
     run_virtually(scene())
 
 
-def test_ids_carry_the_incarnation_and_window_of_the_status() -> None:
+def test_operation_ids_carry_incarnation_and_window() -> None:
     async def scene() -> None:
         b = bench()
         await b.client.submit_many([BIND, BIND])
-        first, second = b.authority.asked
+        first, second = b.authority.submitted
         assert parse_operation_id(first.id) == parse_operation_id(second.id) == ("inc1", b.authority.window())
         assert first.id != second.id
         assert parse_operation_id(await b.client.new_operation_id()) == ("inc1", b.authority.window())
@@ -92,20 +100,20 @@ def test_ids_carry_the_incarnation_and_window_of_the_status() -> None:
     run_virtually(scene())
 
 
-def test_a_given_id_is_used_and_needs_no_status() -> None:
+def test_given_id_is_used_without_status() -> None:
     async def scene() -> None:
         b = bench(["lose after"])
         b.endpoints["a"].status_script = ["hang before"] * 99
         mine = OperationID(f"inc1.{b.authority.window()}.mine")
         assert await b.client.submit(BIND, operation_id=mine) == Accepted(1)
         assert await b.client.submit(BIND, operation_id=mine) == Accepted(1)
-        assert ids_asked(b) == {mine}
+        assert submitted_ids(b) == {mine}
         assert b.authority.statuses == 0
 
     run_virtually(scene())
 
 
-def test_nothing_to_ask_asks_nothing() -> None:
+def test_empty_batch_sends_nothing() -> None:
     async def scene() -> None:
         b = bench()
         assert await b.client.submit_many([]) == []
@@ -115,12 +123,12 @@ def test_nothing_to_ask_asks_nothing() -> None:
     run_virtually(scene())
 
 
-def test_evidence_grows_older_over_retries_and_none_stays_none() -> None:
+def test_evidence_age_grows_over_retries() -> None:
     async def scene() -> None:
         b = bench(["hang before"], ["pass"])
         await b.client.submit(BIND, evidence=Evidence(9, 100))
         await b.client.submit(BIND)
-        aged, none = b.authority.asked
+        aged, none = b.authority.submitted
         assert aged.evidence.revision == 9
         assert 3_100 <= aged.evidence.age_ms <= 3_300
         assert none.evidence == Evidence()
@@ -128,27 +136,27 @@ def test_evidence_grows_older_over_retries_and_none_stays_none() -> None:
     run_virtually(scene())
 
 
-# ----------------------------------------------------------------------------------------------------- when it ends
+# ----------------------------------------------------------------------------------------------------- deadlines and budgets
 
 
-def test_the_deadline_is_kept_and_the_ids_are_handed_back() -> None:
+def test_deadline_is_met_and_ids_can_be_resumed() -> None:
     async def scene() -> None:
         b = bench([], then="hang after", budget=PLENTY)
         began_ms = b.world.clock.now_ms()
         with pytest.raises(RetriesExhausted, match="may have been applied: resume the same ids, or abandon") as caught:
             await b.client.submit_many([BIND, BIND])
         assert b.world.clock.now_ms() - began_ms <= 10_000
-        assert set(caught.value.operation_ids) == ids_asked(b)
+        assert set(caught.value.operation_ids) == submitted_ids(b)
         assert caught.value.outcome_unknown
         b.endpoints["a"].then = "pass"
         verdicts = await b.client.resume(caught.value.operations, submitted_ms=caught.value.submitted_ms)
         assert verdicts == [Accepted(1), Accepted(2)]
-        assert len(b.authority.deeds) == 2
+        assert len(b.authority.applied) == 2
 
     run_virtually(scene())
 
 
-def test_a_call_may_bring_its_own_deadline() -> None:
+def test_call_may_set_its_own_deadline() -> None:
     async def scene() -> None:
         b = bench([], then="hang before")
         began_ms = b.world.clock.now_ms()
@@ -159,9 +167,9 @@ def test_a_call_may_bring_its_own_deadline() -> None:
     run_virtually(scene())
 
 
-def test_without_silence_no_answer_says_that_nothing_happened() -> None:
+def test_calls_surely_not_received_report_nothing_applied() -> None:
     async def scene() -> None:
-        b = bench([], then="turned", shape=RetryPolicy(attempts_max=3))
+        b = bench([], then="redirect", shape=RetryPolicy(attempts_max=3))
         with pytest.raises(RetriesExhausted, match="none of 1 operations was applied") as caught:
             await b.client.submit(BIND)
         assert not caught.value.outcome_unknown
@@ -170,7 +178,7 @@ def test_without_silence_no_answer_says_that_nothing_happened() -> None:
     run_virtually(scene())
 
 
-def test_without_a_status_nothing_is_asked() -> None:
+def test_nothing_is_submitted_without_status() -> None:
     async def scene() -> None:
         b = bench()
         b.endpoints["a"].status_script = ["hang before"] * 99
@@ -178,14 +186,14 @@ def test_without_a_status_nothing_is_asked() -> None:
             await b.client.submit(BIND)
         assert caught.value.operations == ()
         assert not caught.value.outcome_unknown
-        assert b.authority.asked == []
+        assert b.authority.submitted == []
 
     run_virtually(scene())
 
 
-def test_a_status_that_was_slow_to_come_is_no_silence_of_the_operation() -> None:
+def test_lost_status_reply_does_not_count_as_unknown_outcome() -> None:
     async def scene() -> None:
-        b = bench([], then="turned", shape=RetryPolicy(attempts_max=4))
+        b = bench([], then="redirect", shape=RetryPolicy(attempts_max=4))
         b.endpoints["a"].status_script = ["lose after"]
         with pytest.raises(RetriesExhausted) as caught:
             await b.client.submit(BIND)
@@ -194,8 +202,8 @@ def test_a_status_that_was_slow_to_come_is_no_silence_of_the_operation() -> None
     run_virtually(scene())
 
 
-def test_the_budget_caps_the_retries_of_many_callers() -> None:
-    """F32, F40: a hundred callers and a dead authority: what the bucket holds and what flows in, not sixteen tries each."""
+def test_retry_budget_caps_retries_of_many_callers() -> None:
+    """F32, F40: a hundred callers of a dead authority share one budget instead of sixteen tries each."""
 
     async def scene() -> None:
         b = bench([], then="lose before", budget=RetryBudget(percent=20, per_second=10, tokens_max=100))
@@ -213,7 +221,7 @@ def test_the_budget_caps_the_retries_of_many_callers() -> None:
     run_virtually(scene())
 
 
-def test_an_exhausted_budget_ends_a_call_before_its_deadline() -> None:
+def test_exhausted_budget_fails_call_before_deadline() -> None:
     async def scene() -> None:
         b = bench([], then="lose before", budget=RetryBudget(percent=0, per_second=0, tokens_max=1))
         began_ms = b.world.clock.now_ms()
@@ -224,7 +232,7 @@ def test_an_exhausted_budget_ends_a_call_before_its_deadline() -> None:
     run_virtually(scene())
 
 
-def test_cancelling_a_call_is_not_swallowed() -> None:
+def test_cancellation_of_call_propagates() -> None:
     async def scene() -> None:
         b = bench([], then="hang before")
         call = asyncio.ensure_future(b.client.submit(BIND))
@@ -236,7 +244,7 @@ def test_cancelling_a_call_is_not_swallowed() -> None:
     run_virtually(scene())
 
 
-def test_what_is_no_link_error_is_a_bug_and_passes_through() -> None:
+def test_exception_other_than_endpoint_error_propagates() -> None:
     class Broken(FakeAuthority):
         async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
             raise KeyError("bug")
@@ -249,17 +257,17 @@ def test_what_is_no_link_error_is_a_bug_and_passes_through() -> None:
     run_virtually(scene())
 
 
-def test_a_client_needs_a_link() -> None:
+def test_client_without_endpoint_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one endpoint"):
         AuthorityClient({}, ACTOR, virtual_world())
 
 
-# ------------------------------------------------------------------------------------------------------ which endpoint
+# ------------------------------------------------------------------------------------------------------ choice of endpoint
 
 
-def test_a_hint_is_followed_at_once_and_remembered() -> None:
+def test_leader_hint_is_followed_at_once_and_remembered() -> None:
     async def scene() -> None:
-        b = bench(["turned c"], [], [])
+        b = bench(["redirect c"], [], [])
         began_ms = b.world.clock.now_ms()
         await b.client.submit(BIND)
         await b.client.submit(BIND)
@@ -269,10 +277,10 @@ def test_a_hint_is_followed_at_once_and_remembered() -> None:
     run_virtually(scene())
 
 
-def test_two_that_point_at_each_other_do_not_spin_the_client() -> None:
+def test_endpoints_hinting_at_each_other_are_retried_with_backoff() -> None:
     async def scene() -> None:
         b = bench([], [], budget=PLENTY)
-        b.endpoints["a"].then, b.endpoints["b"].then = "turned b", "turned a"
+        b.endpoints["a"].then, b.endpoints["b"].then = "redirect b", "redirect a"
         began_ms = b.world.clock.now_ms()
         with pytest.raises(RetriesExhausted, match="16 attempts failed"):
             await b.client.submit(BIND)
@@ -282,9 +290,9 @@ def test_two_that_point_at_each_other_do_not_spin_the_client() -> None:
 
 
 @pytest.mark.parametrize("hint", ["", "a", "unknown"])
-def test_without_a_useful_hint_the_next_link_is_asked(hint: str) -> None:
+def test_next_endpoint_is_tried_without_useful_hint(hint: str) -> None:
     async def scene() -> None:
-        b = bench([f"turned {hint}"], ["lose before"], [])
+        b = bench([f"redirect {hint}"], ["lose before"], [])
         assert await b.client.submit(BIND) == Accepted(1)
         assert [len(endpoint.sent_ms) for endpoint in b.endpoints.values()] == [1, 1, 1]
 
@@ -295,8 +303,8 @@ def sent(b: Bench) -> list[int]:
     return [len(endpoint.sent_ms) for endpoint in b.endpoints.values()]
 
 
-def test_whoever_leads_is_asked_directly() -> None:
-    """The status tells who it is; one that passes on costs a hop and a look into the store."""
+def test_leader_from_status_is_called_directly() -> None:
+    """A non-leader would forward the request, at the cost of a hop and a store read."""
 
     async def scene() -> None:
         b = bench([], [], [])
@@ -307,22 +315,22 @@ def test_whoever_leads_is_asked_directly() -> None:
     run_virtually(scene())
 
 
-def test_one_that_strayed_learns_who_leads_before_it_asks_again__also_to_renew() -> None:
+def test_client_rereads_leader_after_redirect_also_for_renewal() -> None:
     async def scene() -> None:
-        b = bench(["turned"], [], [])
+        b = bench(["redirect"], [], [])
         await b.client.submit(BIND)
-        assert sent(b) == [1, 1, 0], "b passed it on"
+        assert sent(b) == [1, 1, 0], "b forwarded it"
         b.authority.leader = "c"
         assert (await b.client.renew(ACTOR)).held
         assert sent(b) == [1, 1, 1]
         assert b.authority.statuses == 2
         assert (await b.client.renew(ACTOR)).held
-        assert b.authority.statuses == 2, "it has not strayed since"
+        assert b.authority.statuses == 2, "no redirect since"
 
     run_virtually(scene())
 
 
-def test_a_leader_that_cannot_be_reached_is_not_tried_before_every_call() -> None:
+def test_unreachable_leader_is_not_tried_before_every_call() -> None:
     async def scene() -> None:
         b = bench([], [], [])
         b.endpoints["a"].then = "hang before"
@@ -332,12 +340,12 @@ def test_a_leader_that_cannot_be_reached_is_not_tried_before_every_call() -> Non
         await b.world.clock.sleep_ms(WINDOW_MS // 2)
         b.endpoints["a"].then = "pass"
         await b.client.submit(BIND)
-        assert sent(b) == [2, 4, 0], "but now and then it is"
+        assert sent(b) == [2, 4, 0], "tried again after half a window"
 
     run_virtually(scene())
 
 
-def test_an_overloaded_endpoint_is_left_alone_for_as_long_as_it_says() -> None:
+def test_overloaded_endpoint_is_left_alone_for_retry_after() -> None:
     async def scene() -> None:
         b = bench(["overloaded 2000"])
         await b.client.submit(BIND)
@@ -355,30 +363,30 @@ def test_an_overloaded_endpoint_is_left_alone_for_as_long_as_it_says() -> None:
 # --------------------------------------------------------------------------------------------------------- status
 
 
-def test_the_status_is_read_again_after_half_a_window() -> None:
+def test_status_is_refreshed_after_half_window() -> None:
     async def scene() -> None:
         b = bench()
         for wait_ms, statuses in [(0, 1), (WINDOW_MS // 2 - 1, 1), (1, 2), (0, 2), (5 * WINDOW_MS, 3)]:
             await b.world.clock.sleep_ms(wait_ms)
             await b.client.submit(BIND)
             assert b.authority.statuses == statuses
-        assert len(b.authority.deeds) == 5
+        assert len(b.authority.applied) == 5
 
     run_virtually(scene())
 
 
-def test_many_callers_share_one_status() -> None:
+def test_concurrent_callers_share_one_status() -> None:
     async def scene() -> None:
         b = bench()
         b.endpoints["a"].status_script = ["delay 100"]
         await asyncio.gather(*(b.client.submit(BIND) for _ in range(50)))
         assert b.authority.statuses == 1
-        assert len(b.authority.deeds) == 50
+        assert len(b.authority.applied) == 50
 
     run_virtually(scene())
 
 
-def test_callers_behind_a_status_that_hangs_keep_their_own_deadlines() -> None:
+def test_callers_waiting_for_status_keep_their_deadlines() -> None:
     async def scene() -> None:
         b = bench()
         b.endpoints["a"].status_script = ["hang before"] * 99
@@ -394,7 +402,7 @@ def test_callers_behind_a_status_that_hangs_keep_their_own_deadlines() -> None:
     run_virtually(scene())
 
 
-def test_an_endpoint_that_lags_does_not_turn_windows_back() -> None:
+def test_lagging_endpoint_does_not_move_window_back() -> None:
     async def scene() -> None:
         b = bench()
         now = (await b.client.status()).window
@@ -409,16 +417,16 @@ def test_an_endpoint_that_lags_does_not_turn_windows_back() -> None:
 # -------------------------------------------------------------------------------------------------------- expired ids
 
 
-def test_an_expired_id_that_was_never_executed_is_asked_once_more_under_a_fresh_one() -> None:
-    """The scope was restored since the status was read: its ids have another incarnation now."""
+def test_expired_id_never_applied_is_retried_once_under_fresh_id() -> None:
+    """The scope was restored after the status was read: ids have another incarnation now."""
 
     async def scene() -> None:
-        b = bench(["pass", "turned", "overloaded 5", "pass"])
+        b = bench(["pass", "redirect", "overloaded 5", "pass"])
         await b.client.submit(BIND)
         b.authority.incarnation = "inc2"
         assert await b.client.submit(BIND) == Accepted(2)
-        assert len(b.authority.deeds) == 2
-        assert [parse_operation_id(operation.id) for operation in b.authority.asked[1:]] == [
+        assert len(b.authority.applied) == 2
+        assert [parse_operation_id(operation.id) for operation in b.authority.submitted[1:]] == [
             ("inc1", b.authority.window()),
             ("inc2", b.authority.window()),
         ]
@@ -426,39 +434,39 @@ def test_an_expired_id_that_was_never_executed_is_asked_once_more_under_a_fresh_
     run_virtually(scene())
 
 
-def test_after_a_silence_an_expired_id_is_not_changed() -> None:
-    """The first try was committed, its answer lost, and the machine slept past the retention."""
+def test_expired_id_of_unknown_outcome_is_kept() -> None:
+    """The first try was committed, its reply lost, and the machine slept past the retention."""
 
     async def scene() -> None:
         b = bench(["suspend after"], shape=RetryPolicy(deadline_ms=20 * WINDOW_MS))
         assert await b.client.submit(BIND) == EXPIRED
-        assert len(b.authority.deeds) == 1
-        assert len(ids_asked(b)) == 1
+        assert len(b.authority.applied) == 1
+        assert len(submitted_ids(b)) == 1
 
     run_virtually(scene())
 
 
-def test_an_expired_id_that_the_caller_gave_is_not_changed() -> None:
+def test_expired_id_given_by_caller_is_kept() -> None:
     async def scene() -> None:
         b = bench()
         assert await b.client.submit(BIND, operation_id=OperationID("inc0.1.mine")) == EXPIRED
-        assert b.authority.deeds == []
+        assert b.authority.applied == []
 
     run_virtually(scene())
 
 
-def test_an_id_that_expires_twice_is_refused() -> None:
+def test_id_that_expires_twice_is_refused() -> None:
     async def scene() -> None:
         b = bench()
         b.authority.window_shift = -10
         assert await b.client.submit(BIND) == EXPIRED
-        assert len(b.authority.asked) == 2
+        assert len(b.authority.submitted) == 2
         assert b.authority.statuses == 2
 
     run_virtually(scene())
 
 
-def test_an_expired_id_stays_refused_if_no_new_status_can_be_had() -> None:
+def test_expired_id_is_refused_when_status_is_unavailable() -> None:
     async def scene() -> None:
         b = bench()
         await b.client.submit(BIND)
@@ -470,17 +478,17 @@ def test_an_expired_id_stays_refused_if_no_new_status_can_be_had() -> None:
 
 
 @pytest.mark.parametrize("failure", [OutcomeUnknown(), NotLeader()])
-def test_in_a_batch_only_the_expired_are_asked_anew_and_no_answer_then_hands_back_all(failure: EndpointError) -> None:
+def test_only_expired_operations_of_batch_are_retried_and_failure_returns_all(failure: EndpointError) -> None:
     class OneExpired(FakeAuthority):
         """Refuses the second operation of its first batch as expired."""
 
         async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
-            if self.asked:
-                self.asked.extend(operations)
+            if self.submitted:
+                self.submitted.extend(operations)
                 if hanging:
                     raise failure
                 return [self._one(operation) for operation in operations]
-            self.asked.extend(operations)
+            self.submitted.extend(operations)
             return [EXPIRED if index == 1 else self._one(operation) for index, operation in enumerate(operations)]
 
     hanging = False
@@ -494,15 +502,15 @@ def test_in_a_batch_only_the_expired_are_asked_anew_and_no_answer_then_hands_bac
             Accepted(3),
             Accepted(2),
         ]
-        assert len(authority.asked) == 4
+        assert len(authority.submitted) == 4
 
         hanging, authority = True, OneExpired(world)
         client = AuthorityClient({"a": authority}, ACTOR, world)
         with pytest.raises(RetriesExhausted) as caught:
             await client.submit_many([BIND] * 3)
-        assert caught.value.outcome_unknown  # two of them have happened, whatever became of the third
+        assert caught.value.outcome_unknown  # two of the operations are applied
         first, changed, third = caught.value.operation_ids
-        assert [operation.id for operation in authority.asked[:4]] == [first, authority.asked[1].id, third, changed]
+        assert [operation.id for operation in authority.submitted[:4]] == [first, authority.submitted[1].id, third, changed]
         hanging = False
         assert await client.resume(caught.value.operations) == [Accepted(1), Accepted(3), Accepted(2)]
 
@@ -512,7 +520,7 @@ def test_in_a_batch_only_the_expired_are_asked_anew_and_no_answer_then_hands_bac
 # ------------------------------------------------------------------------------------------------------------- abandon
 
 
-def test_abandoning_what_has_happened_answers_its_outcome() -> None:
+def test_abandon_of_applied_operation_returns_its_outcome() -> None:
     async def scene() -> None:
         b = bench([], then="lose after")
         with pytest.raises(RetriesExhausted) as caught:
@@ -524,7 +532,7 @@ def test_abandoning_what_has_happened_answers_its_outcome() -> None:
     run_virtually(scene())
 
 
-def test_abandoning_what_has_not_happened_keeps_it_from_happening() -> None:
+def test_abandon_of_unapplied_operation_prevents_it() -> None:
     async def scene() -> None:
         b = bench([], then="lose before")
         with pytest.raises(RetriesExhausted) as caught:
@@ -533,17 +541,17 @@ def test_abandoning_what_has_not_happened_keeps_it_from_happening() -> None:
         (lost,) = caught.value.operation_ids
         assert await b.client.abandon(lost) == Refused(Code.ABANDONED)
         assert await b.client.resume(caught.value.operations) == [Refused(Code.ABANDONED)]
-        assert b.authority.deeds == []
-        assert lost not in {operation.id for operation in b.authority.asked[:-1]}  # abandon has an id of its own
+        assert b.authority.applied == []
+        assert lost not in {operation.id for operation in b.authority.submitted[:-1]}  # the abandon has an id of its own
 
     run_virtually(scene())
 
 
-# ------------------------------------------------------------------------------------------------------ the last reason
+# ------------------------------------------------------------------------------------------------------ last error
 
 
-def test_the_disk_stays_full__no_answer_says_so() -> None:
-    """F11: that the deadline passed helps nobody; why it passed does."""
+def test_error_after_deadline_names_full_disk_as_last_error() -> None:
+    """F11: an operator needs the cause, not the passed deadline."""
 
     async def scene() -> None:
         b = bench(then="overloaded 200 no room at /data; free space there")
@@ -556,9 +564,9 @@ def test_the_disk_stays_full__no_answer_says_so() -> None:
     run_virtually(scene())
 
 
-def test_the_last_reason_counts__and_a_try_without_a_word_does_not_hide_it() -> None:
+def test_latest_reason_wins_and_error_without_reason_keeps_it() -> None:
     async def scene() -> None:
-        b = bench(["overloaded 1 first", "overloaded 1 second"], then="turned")
+        b = bench(["overloaded 1 first", "overloaded 1 second"], then="redirect")
         with pytest.raises(RetriesExhausted, match=r"\(last error: second\)"):
             await b.client.submit(BIND, deadline_ms=2_000)
         b = bench(["overloaded 1 first"], then="lose after")
@@ -569,7 +577,7 @@ def test_the_last_reason_counts__and_a_try_without_a_word_does_not_hide_it() -> 
     run_virtually(scene())
 
 
-def test_the_reason_of_a_status_that_never_came_is_told_too() -> None:
+def test_reason_of_failed_status_is_reported() -> None:
     async def scene() -> None:
         b = bench()
         b.endpoints["a"].status_script = ["overloaded 1 the store is away"] * 100
@@ -579,9 +587,9 @@ def test_the_reason_of_a_status_that_never_came_is_told_too() -> None:
     run_virtually(scene())
 
 
-def test_nobody_said_why__nothing_is_made_up() -> None:
+def test_error_without_reason_reports_no_last_error() -> None:
     async def scene() -> None:
-        b = bench(then="turned")
+        b = bench(then="redirect")
         with pytest.raises(RetriesExhausted) as caught:
             await b.client.submit(BIND, deadline_ms=2_000)
         assert "last error" not in str(caught.value)

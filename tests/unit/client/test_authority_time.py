@@ -1,4 +1,4 @@
-"""Does an observer never take the authority's clock for earlier than it is, whatever the way there and back took?"""
+"""An observer's estimate of the authority's clock is never early, whatever the network delay."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from remit.law.overrides import active_overrides
 from remit.law.timing import DRIFT_MAX_PERCENT
 from remit.model.claims import Actor, Operation, Verdict
 from remit.world.interfaces import World
-from tests.unit.client.fake_authority import ACTOR, BIND, WINDOW_MS, FakeAuthority, Passing, bench
+from tests.unit.client.fake_authority import ACTOR, BIND, WINDOW_MS, FakeAuthority, ForwardingEndpoint, bench
 from tests.unit.law.test_overrides import override
 from tests.unit.world.virtual_world import VirtualClock, run_virtually, virtual_world
 
 
 @dataclass
 class FarAuthority(FakeAuthority):
-    """Its clock shows other numbers than the asker's, and runs at another speed."""
+    """An authority whose clock has an offset and another rate."""
 
     thousandths: int = 1000
 
@@ -31,7 +31,7 @@ class FarAuthority(FakeAuthority):
 
 
 @dataclass
-class LongWay(Passing):
+class SlowLink(ForwardingEndpoint):
     target: Endpoint
     world: World
     there_ms: int
@@ -50,7 +50,7 @@ class LongWay(Passing):
         return status
 
 
-def test_before_anybody_has_told_it_the_time_is_not_known() -> None:
+def test_authority_clock_is_unknown_before_first_status() -> None:
     async def scene() -> None:
         b = bench()
         assert b.client.authority_clock() is None
@@ -60,13 +60,13 @@ def test_before_anybody_has_told_it_the_time_is_not_known() -> None:
         assert b.client.authority_clock() is None
         b.endpoints["a"].status_script = []
         await b.client.submit(BIND)
-        assert b.client.authority_clock() == ("far-boot", b.authority.now_ms()), "any call that learns the status learns it"
+        assert b.client.authority_clock() == ("far-boot", b.authority.now_ms()), "any call that reads the status sets it"
 
     run_virtually(scene())
 
 
-def test_one_that_does_not_tell_the_time_is_not_believed_to() -> None:
-    """An authority of before this was said sends no boot."""
+def test_status_without_boot_id_yields_no_clock() -> None:
+    """Authorities of earlier releases send no boot id."""
 
     async def scene() -> None:
         b = bench()
@@ -77,38 +77,38 @@ def test_one_that_does_not_tell_the_time_is_not_believed_to() -> None:
     run_virtually(scene())
 
 
-def test_the_way_there_counts_as_if_the_clock_had_been_read_at_once() -> None:
+def test_clock_estimate_includes_request_delay_and_drift() -> None:
     async def scene() -> None:
         world = virtual_world()
         authority = FakeAuthority(world)
-        client = AuthorityClient({"a": LongWay(authority, world, 400, 100)}, ACTOR, world)
+        client = AuthorityClient({"a": SlowLink(authority, world, 400, 100)}, ACTOR, world)
         await client.status()
-        assert client.authority_clock() == ("far-boot", authority.now_ms() + 400 + 5), "5: what drift may have added to 500"
+        assert client.authority_clock() == ("far-boot", authority.now_ms() + 400 + 5), "5: possible drift in 500 ms"
         await world.clock.sleep_ms(10_000)
         assert client.authority_clock() == ("far-boot", authority.now_ms() + 400 + 105)
 
     run_virtually(scene())
 
 
-def test_a_machine_that_slept_does_not_wake_up_in_the_past() -> None:
+def test_clock_estimate_is_not_early_after_machine_suspend() -> None:
     async def scene() -> None:
         b = bench()
         await b.client.status()
         assert isinstance(b.world.clock, VirtualClock)
         b.world.clock.suspend(3_600_000)
-        told = b.client.authority_clock()
-        assert told is not None and told[1] >= b.authority.now_ms()
+        estimate = b.client.authority_clock()
+        assert estimate is not None and estimate[1] >= b.authority.now_ms()
 
     run_virtually(scene())
 
 
-def test_whoever_takes_over_elsewhere_brings_a_clock_of_its_own() -> None:
+def test_new_authority_replaces_clock_estimate() -> None:
     async def scene() -> None:
         b = bench()
         await b.client.status()
         b.authority.boot, b.authority.ahead_ms = "other-boot", -5
         assert b.client.authority_clock() == ("far-boot", b.world.clock.now_ms() + 77_000_000), (
-            "as long as nobody says otherwise"
+            "kept until another status arrives"
         )
         await b.world.clock.sleep_ms(WINDOW_MS)
         await b.client.submit(BIND)
@@ -124,24 +124,24 @@ def test_whoever_takes_over_elsewhere_brings_a_clock_of_its_own() -> None:
     st.integers(1000 - 10 * DRIFT_MAX_PERCENT, 1000 + 10 * DRIFT_MAX_PERCENT),
     st.integers(1, 120_000),
 )
-def test_no_override_outlasts_its_time_for_an_observer_elsewhere(
+def test_no_override_outlasts_its_deadline_for_remote_observer(
     there_ms: int, back_ms: int, waits_ms: list[int], thousandths: int, ttl_ms: int
 ) -> None:
     async def scene() -> None:
         world = virtual_world()
         authority = FarAuthority(world, thousandths=thousandths)
-        client = AuthorityClient({"a": LongWay(authority, world, there_ms, back_ms)}, ACTOR, world)
+        client = AuthorityClient({"a": SlowLink(authority, world, there_ms, back_ms)}, ACTOR, world)
         deadline_ms = authority.now_ms() + ttl_ms
         one = override("o", "pause-expansion", tenants=["t"], until_ms=deadline_ms, boot="far-boot")
         await client.status()
         for wait_ms in waits_ms:
             await world.clock.sleep_ms(wait_ms)
-            told = client.authority_clock()
-            assert told is not None and told[1] >= authority.now_ms()
+            estimate = client.authority_clock()
+            assert estimate is not None and estimate[1] >= authority.now_ms()
             if authority.now_ms() >= deadline_ms:
-                assert active_overrides([one], told).paused_by("t", "w") == ""
-            # And not much early either: by the way there, and by the drift of both clocks since.
+                assert active_overrides([one], estimate).paused_by("t", "w") == ""
+            # Nor far ahead: at most by the request delay and the drift of both clocks since.
             passed_ms = there_ms + back_ms + sum(waits_ms)
-            assert told[1] - authority.now_ms() <= there_ms + passed_ms * 2 * DRIFT_MAX_PERCENT // 100 + 3
+            assert estimate[1] - authority.now_ms() <= there_ms + passed_ms * 2 * DRIFT_MAX_PERCENT // 100 + 3
 
     run_virtually(scene())

@@ -1,4 +1,4 @@
-"""Is an endpoint inside one process a real boundary?"""
+"""In-process endpoint: same serialisation boundary as the network."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def operation(claim: Any = BIND) -> Operation:
     return Operation(OperationID("inc1.16.x"), ACTOR, claim)
 
 
-def test_nothing_is_shared_by_reference() -> None:
+def test_operations_are_copied_not_shared() -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
         devices = {"gpu-0": 1000}
         sent = operation(Bind("r", 1, "n", "g", devices))
         assert await InProcessEndpoint(authority).submit([sent]) == [Accepted(1)]
-        (arrived,) = authority.asked
+        (arrived,) = authority.submitted
         assert arrived == sent
         assert arrived is not sent
         devices["gpu-0"] = 0
@@ -34,20 +34,20 @@ def test_nothing_is_shared_by_reference() -> None:
     run_virtually(scene())
 
 
-def test_by_reference_skips_the_bytes() -> None:
+def test_by_reference_endpoint_skips_serialisation() -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
         sent = operation()
         endpoint = InProcessEndpoint(authority, by_reference=True)
         await endpoint.submit([sent])
-        assert authority.asked[0] is sent
+        assert authority.submitted[0] is sent
         assert await endpoint.renew(ACTOR)
         assert (await endpoint.status()).incarnation == "inc1"
 
     run_virtually(scene())
 
 
-def test_status_and_renewal_arrive_whole() -> None:
+def test_status_and_renewal_are_forwarded() -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
         endpoint = InProcessEndpoint(authority)
@@ -59,8 +59,8 @@ def test_status_and_renewal_arrive_whole() -> None:
     run_virtually(scene())
 
 
-def test_what_could_not_travel_fails_here() -> None:
-    class Careless(FakeAuthority):
+def test_unserialisable_operation_or_verdict_fails() -> None:
+    class InvalidVerdicts(FakeAuthority):
         async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
             return [object()]  # type: ignore[list-item]
 
@@ -69,13 +69,13 @@ def test_what_could_not_travel_fails_here() -> None:
         with pytest.raises(msgspec.ValidationError, match="replica"):
             await InProcessEndpoint(FakeAuthority(virtual_world())).submit([too_long])
         with pytest.raises(TypeError):
-            await InProcessEndpoint(Careless(virtual_world())).submit([operation()])
+            await InProcessEndpoint(InvalidVerdicts(virtual_world())).submit([operation()])
 
     run_virtually(scene())
 
 
 @pytest.mark.parametrize("failure", [OutcomeUnknown("lost"), NotLeader("b"), Overloaded(5)])
-def test_failures_pass_as_they_are(failure: Exception) -> None:
+def test_endpoint_errors_pass_unchanged(failure: Exception) -> None:
     class Failing(FakeAuthority):
         async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
             raise failure
@@ -88,21 +88,21 @@ def test_failures_pass_as_they_are(failure: Exception) -> None:
     run_virtually(scene())
 
 
-def test_failures_say_what_to_do() -> None:
+def test_endpoint_error_messages_name_next_step() -> None:
     assert str(NotLeader("b")) == "not the active authority; try b"
     assert str(NotLeader()) == "not the active authority; try another endpoint"
     assert Overloaded(-5).retry_after_ms == 0
     assert str(Overloaded(5)) == "overloaded; retry after 5 ms"
 
 
-def test_failures_carry_why_if_it_is_known() -> None:
+def test_endpoint_errors_carry_reason_when_known() -> None:
     assert [OutcomeUnknown().reason, NotLeader().reason, NotLeader("b").reason, Overloaded().reason, Overloaded(5).reason] == [
         ""
     ] * 5
     assert OutcomeUnknown("the line is dead").reason == str(OutcomeUnknown("the line is dead")) == "the line is dead"
-    turned = NotLeader("b", "deposed by b")
-    assert (turned.hint, turned.reason) == ("b", "deposed by b")
-    assert str(turned) == "not the active authority (deposed by b); try b"
+    redirect = NotLeader("b", "deposed by b")
+    assert (redirect.hint, redirect.reason) == ("b", "deposed by b")
+    assert str(redirect) == "not the active authority (deposed by b); try b"
     full = Overloaded(5, reason="the disk is full")
     assert (full.retry_after_ms, full.reason) == (5, "the disk is full")
     assert str(full) == "overloaded (the disk is full); retry after 5 ms"

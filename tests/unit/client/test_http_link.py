@@ -1,4 +1,4 @@
-"""Does a link over HTTP know what nobody has heard from what somebody may have? And is nothing lost of what comes back?"""
+"""HTTP link: distinguishes requests surely not received from those possibly received; streams lines unchanged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from remit.client.rpc import EndpointStub, RetryLater
 from remit.world.clock import BootClock
 from remit.world.interfaces import LinkError, ListenFailed, NotSent, ReplyLost
 from remit.world.randomness import SeededRandomness
-from tests.unit.client.raw_http import Cut, Said, raw_server
+from tests.unit.client.raw_http import Cut, RawRequest, raw_server
 from tests.unit.client.test_rpc import Wire as OtherLink
 
 TOKEN = "a-token"
 
 
-class Hand(BootClock):
-    """It goes on when it is told to."""
+class ManualBootClock(BootClock):
+    """Advances only when a test sets `at_ms`."""
 
     at_ms = 1_000
 
@@ -46,51 +46,51 @@ async def failure(link: HttpLink, body: bytes = b"{}") -> LinkError:
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 413, 415, 421, 429, 503])
-def test_a_server_that_says_it_has_not_begun_is_unreached_in_its_own_words(status: int) -> None:
+def test_error_before_processing_is_not_sent_with_server_cause(status: int) -> None:
     async def scene() -> None:
-        async def handler(said: Said) -> None:
-            said.problem(status, "whatever", "these are its words", cure="do this")
+        async def handler(request: RawRequest) -> None:
+            request.problem(status, "whatever", "cause from the server", cure="do this")
 
         async with raw_server(handler) as url:
             link = link_to(url)
             error = await failure(link)
             assert isinstance(error, NotSent)
-            assert "these are its words" in error.cause
+            assert "cause from the server" in error.cause
             assert error.cure == "do this"
-            with pytest.raises(NotSent, match="these are its words"):
+            with pytest.raises(NotSent, match="cause from the server"):
                 await anext(link.stream("eu", b"{}"))
             await link.close()
 
     asyncio.run(scene())
 
 
-def test_a_server_that_does_not_know_the_token_is_left_alone_for_longer_and_longer__and_that_is_told() -> None:
-    """A component that was turned out must not ask many times a second, for ever."""
+def test_unauthorized_client_backs_off_and_logs_it() -> None:
+    """A revoked component must not send many requests a second for ever."""
 
     async def scene() -> None:
-        clock, asked, told, known = Hand(), list[int](), list[str](), False
+        clock, sent_at_ms, logged, known = ManualBootClock(), list[int](), list[str](), False
 
-        async def handler(said: Said) -> None:
-            asked.append(clock.now_ms())
+        async def handler(request: RawRequest) -> None:
+            sent_at_ms.append(clock.now_ms())
             if known:
-                said.answer(200, {})
+                request.answer(200, {})
             else:
-                said.problem(401, "unauthenticated", "the token was revoked", cure="join again")
+                request.problem(401, "unauthenticated", "the token was revoked", cure="join again")
 
         async with raw_server(handler) as url:
-            link = HttpLink({"eu": url}, TOKEN, backoff=ServerBackoff(clock, SeededRandomness("1"), told.append))
+            link = HttpLink({"eu": url}, TOKEN, backoff=ServerBackoff(clock, SeededRandomness("1"), logged.append))
             for _ in range(3_000):
                 error = await failure(link)
-                assert "the token was revoked" in error.cause, "whoever asks meanwhile hears why"
+                assert "the token was revoked" in error.cause, "requests during the backoff fail with its cause"
                 with pytest.raises(NotSent, match="revoked"):
                     await anext(link.stream("eu", b"{}"))
                 clock.at_ms += 100
-            pauses = [later - sooner for sooner, later in itertools.pairwise(asked)]
-            assert len(asked) < 15, "of 6,000 in five minutes"
+            pauses = [later - earlier for earlier, later in itertools.pairwise(sent_at_ms)]
+            assert len(sent_at_ms) < 15, "of 6,000 in five minutes"
             assert pauses[0] <= 1_100
             assert all(30_000 <= pause <= 60_100 for pause in pauses[7:])
-            assert len(told) == len(asked)
-            assert told[0].startswith(
+            assert len(logged) == len(sent_at_ms)
+            assert logged[0].startswith(
                 "eu returned 401: the token was revoked; join again; the server is contacted less and less often"
             )
             known = True
@@ -100,9 +100,9 @@ def test_a_server_that_does_not_know_the_token_is_left_alone_for_longer_and_long
             known = False
             await failure(link)
             clock.at_ms += 1_000
-            before = len(asked)
+            before = len(sent_at_ms)
             await failure(link)
-            assert len(asked) == before + 1, "who was known meanwhile begins anew"
+            assert len(sent_at_ms) == before + 1, "a success resets the backoff"
             await link.close()
 
     asyncio.run(scene())
@@ -111,10 +111,10 @@ def test_a_server_that_does_not_know_the_token_is_left_alone_for_longer_and_long
 @pytest.mark.parametrize(
     ("status", "code"), [(500, "fault"), (500, ""), (502, ""), (504, "timeout"), (503, "timeout"), (200 + 9, "")]
 )
-def test_a_server_that_may_have_begun_is_unheard(status: int, code: str) -> None:
+def test_error_of_possibly_processed_request_is_reply_lost(status: int, code: str) -> None:
     async def scene() -> None:
-        async def handler(said: Said) -> None:
-            said.problem(status, code)
+        async def handler(request: RawRequest) -> None:
+            request.problem(status, code)
 
         async with raw_server(handler) as url:
             link = link_to(url)
@@ -124,10 +124,10 @@ def test_a_server_that_may_have_begun_is_unheard(status: int, code: str) -> None
     asyncio.run(scene())
 
 
-def test_who_is_told_to_wait_knows_for_how_long() -> None:
+def test_retry_after_is_reported_to_caller() -> None:
     async def scene() -> None:
-        async def handler(said: Said) -> None:
-            said.problem(429, "overloaded", "too much", retry_after=3)
+        async def handler(request: RawRequest) -> None:
+            request.problem(429, "overloaded", "too much", retry_after=3)
 
         async with raw_server(handler) as url:
             link = link_to(url)
@@ -142,9 +142,9 @@ def test_who_is_told_to_wait_knows_for_how_long() -> None:
     asyncio.run(scene())
 
 
-def test_an_endpoint_makes_of_them_turned_and_silence() -> None:
+def test_endpoint_maps_link_errors_to_not_leader_and_outcome_unknown() -> None:
     async def scene() -> None:
-        async def handler(said: Said) -> None:
+        async def handler(request: RawRequest) -> None:
             raise Cut
 
         async with raw_server(handler) as url:
@@ -158,14 +158,14 @@ def test_an_endpoint_makes_of_them_turned_and_silence() -> None:
     asyncio.run(scene())
 
 
-def test_what_was_cut_off_after_it_was_sent_is_unheard_wherever_it_was_cut() -> None:
+def test_response_cut_anywhere_after_send_is_reply_lost() -> None:
     async def scene() -> None:
         head = b"HTTP/1.1 200 x\r\nContent-Length: 5\r\n\r\n"
         cuts = [b"", head[:16], head, head + b"hal"]
         turns = iter(cuts)
 
-        async def handler(said: Said) -> None:
-            said.writer.write(next(turns))
+        async def handler(request: RawRequest) -> None:
+            request.writer.write(next(turns))
             raise Cut
 
         async with raw_server(handler) as url:
@@ -177,15 +177,15 @@ def test_what_was_cut_off_after_it_was_sent_is_unheard_wherever_it_was_cut() -> 
     asyncio.run(scene())
 
 
-def test_a_connection_that_was_closed_while_idle_costs_nothing() -> None:
+def test_idle_connection_closed_by_server_is_replaced() -> None:
     async def scene() -> None:
-        heard: list[bytes] = []
+        received: list[bytes] = []
 
-        async def handler(said: Said) -> None:
-            heard.append(said.body)
-            said.answer(200, said.body)
-            await said.writer.drain()
-            if len(heard) % 2:
+        async def handler(request: RawRequest) -> None:
+            received.append(request.body)
+            request.answer(200, request.body)
+            await request.writer.drain()
+            if len(received) % 2:
                 raise Cut  # after a whole answer that did not say so
 
         async with raw_server(handler) as url:
@@ -193,15 +193,15 @@ def test_a_connection_that_was_closed_while_idle_costs_nothing() -> None:
             for turn in range(20):
                 assert await link.request("eu", b"%d" % turn) == b"%d" % turn
                 await asyncio.sleep(0.01)
-            assert heard == [b"%d" % turn for turn in range(20)]
+            assert received == [b"%d" % turn for turn in range(20)]
             await link.close()
 
     asyncio.run(scene())
 
 
-def test_a_connection_that_was_closed_while_the_loop_was_held_up_is_looked_at_first() -> None:
-    """The system knows that it was closed; the event loop had no time to see it."""
-    heard: list[bytes] = []
+def test_idle_connection_closed_while_loop_is_blocked_is_detected() -> None:
+    """The kernel knows of the close, but the event loop had no chance to read it."""
+    received: list[bytes] = []
 
     def answer_and_close(server: socket.socket) -> None:
         for _ in range(10):
@@ -209,7 +209,7 @@ def test_a_connection_that_was_closed_while_the_loop_was_held_up_is_looked_at_fi
                 data = b""
                 while not data.endswith(b"!"):
                     data += one.recv(4096)
-                heard.append(data.rpartition(b"\r\n")[2])
+                received.append(data.rpartition(b"\r\n")[2])
                 one.sendall(b"HTTP/1.1 200 x\r\nContent-Length: 2\r\n\r\nok")
                 time.sleep(http_transport.IDLE_CHECK_S / 2)
 
@@ -217,7 +217,7 @@ def test_a_connection_that_was_closed_while_the_loop_was_held_up_is_looked_at_fi
         link = link_to(f"http://127.0.0.1:{port}")
         for turn in range(10):
             assert await link.request("eu", b"%d!" % turn) == b"ok"
-            time.sleep(2 * http_transport.IDLE_CHECK_S)  # noqa: ASYNC251 - this holds it up
+            time.sleep(2 * http_transport.IDLE_CHECK_S)  # noqa: ASYNC251 - blocks the loop
         await link.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -226,16 +226,16 @@ def test_a_connection_that_was_closed_while_the_loop_was_held_up_is_looked_at_fi
         thread.start()
         asyncio.run(scene(server.getsockname()[1]))
         thread.join()
-    assert heard == [b"%d!" % turn for turn in range(10)]
+    assert received == [b"%d!" % turn for turn in range(10)]
 
 
-def test_connections_are_kept_and_used_again() -> None:
+def test_consecutive_requests_reuse_one_connection() -> None:
     async def scene() -> None:
         peers = set()
 
-        async def handler(said: Said) -> None:
-            peers.add(said.writer.get_extra_info("peername"))
-            said.answer(200, said.body)
+        async def handler(request: RawRequest) -> None:
+            peers.add(request.writer.get_extra_info("peername"))
+            request.answer(200, request.body)
 
         async with raw_server(handler) as url:
             link = link_to(url)
@@ -247,13 +247,13 @@ def test_connections_are_kept_and_used_again() -> None:
     asyncio.run(scene())
 
 
-def test_every_request_carries_the_token_and_what_it_is() -> None:
+def test_request_carries_token_and_content_type() -> None:
     async def scene() -> None:
-        seen: list[Said] = []
+        seen: list[RawRequest] = []
 
-        async def handler(said: Said) -> None:
-            seen.append(said)
-            said.answer(200, b"{}")
+        async def handler(request: RawRequest) -> None:
+            seen.append(request)
+            request.answer(200, b"{}")
 
         async with raw_server(handler) as url:
             link = link_to(url + "/")
@@ -267,18 +267,18 @@ def test_every_request_carries_the_token_and_what_it_is() -> None:
     asyncio.run(scene())
 
 
-def test_a_redirect_is_not_followed() -> None:
+def test_redirect_is_not_followed() -> None:
     async def scene() -> None:
-        asked = []
+        sent_at_ms = []
 
-        async def handler(said: Said) -> None:
-            asked.append(said.path)
-            said.answer(307, b"", Location="/elsewhere")
+        async def handler(request: RawRequest) -> None:
+            sent_at_ms.append(request.path)
+            request.answer(307, b"", Location="/elsewhere")
 
         async with raw_server(handler) as url:
             link = link_to(url)
             assert isinstance(await failure(link), NotSent)
-            assert asked == ["/v1/ask"]
+            assert sent_at_ms == ["/v1/ask"]
             await link.close()
 
     asyncio.run(scene())
@@ -287,18 +287,18 @@ def test_a_redirect_is_not_followed() -> None:
 # -------------------------------------------------------------------------------------------------------------- streams
 
 
-def test_lines_arrive_whole_however_long_and_however_they_are_cut_into_pieces() -> None:
+def test_stream_reassembles_lines_from_any_chunks() -> None:
     async def scene() -> None:
         long = b"x" * (40 << 20)
 
-        async def handler(said: Said) -> None:
-            said.begin()
+        async def handler(request: RawRequest) -> None:
+            request.begin()
             for piece in (b"on", b"e\ntwo\nthr", b"ee\n\n", b"\n", long[: 7 << 20]):
-                said.piece(piece)
-                await said.writer.drain()
-            said.piece(long[7 << 20 :])
-            said.piece(b"\nlast\n")
-            said.end()
+                request.chunk(piece)
+                await request.writer.drain()
+            request.chunk(long[7 << 20 :])
+            request.chunk(b"\nlast\n")
+            request.end()
 
         async with raw_server(handler) as url:
             link = link_to(url)
@@ -311,18 +311,18 @@ def test_lines_arrive_whole_however_long_and_however_they_are_cut_into_pieces() 
     asyncio.run(scene())
 
 
-def test_a_line_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_line_is_aborted_at_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_transport, "LINE_BYTES_MAX", 1 << 20)
 
     async def scene() -> None:
         gone = asyncio.Event()
 
-        async def handler(said: Said) -> None:
-            said.begin()
+        async def handler(request: RawRequest) -> None:
+            request.begin()
             try:
                 while True:
-                    said.piece(b"x" * 65_536)
-                    await said.writer.drain()
+                    request.chunk(b"x" * 65_536)
+                    await request.writer.drain()
             finally:
                 gone.set()
 
@@ -337,15 +337,15 @@ def test_a_line_without_end_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["cut", "ended"])
-def test_half_a_line_is_no_line(ends: bool) -> None:
+def test_incomplete_last_line_is_reply_lost(ends: bool) -> None:
     async def scene() -> None:
-        async def handler(said: Said) -> None:
-            said.begin()
-            said.piece(b"whole\nhal")
+        async def handler(request: RawRequest) -> None:
+            request.begin()
+            request.chunk(b"whole\nhal")
             if ends:
-                said.end()
+                request.end()
             else:
-                await said.writer.drain()
+                await request.writer.drain()
                 raise Cut
 
         async with raw_server(handler) as url:
@@ -359,16 +359,16 @@ def test_half_a_line_is_no_line(ends: bool) -> None:
     asyncio.run(scene())
 
 
-def test_a_reader_that_takes_nothing_holds_up_the_writer_and_not_the_memory() -> None:
+def test_slow_reader_applies_backpressure_to_server() -> None:
     async def scene() -> None:
         sent = 0
 
-        async def handler(said: Said) -> None:
+        async def handler(request: RawRequest) -> None:
             nonlocal sent
-            said.begin()
+            request.begin()
             while True:
-                said.piece(b"x" * 65_535 + b"\n")
-                await said.writer.drain()
+                request.chunk(b"x" * 65_535 + b"\n")
+                await request.writer.drain()
                 sent += 65_536
 
         async with raw_server(handler) as url:
@@ -384,12 +384,12 @@ def test_a_reader_that_takes_nothing_holds_up_the_writer_and_not_the_memory() ->
     asyncio.run(scene())
 
 
-def test_whoever_is_cancelled_has_closed_the_connection() -> None:
+def test_cancelled_request_closes_connection() -> None:
     async def scene() -> None:
         gone = asyncio.Event()
 
-        async def handler(said: Said) -> None:
-            if await said.reader.read(1) == b"":
+        async def handler(request: RawRequest) -> None:
+            if await request.reader.read(1) == b"":
                 gone.set()
             raise Cut
 
@@ -407,17 +407,17 @@ def test_whoever_is_cancelled_has_closed_the_connection() -> None:
 # ---------------------------------------------------------------------------------------------------------------- names
 
 
-def test_any_other_name_is_reached_by_the_link_beside() -> None:
+def test_unknown_name_goes_to_fallback_link() -> None:
     class Echo:
         async def request(self, body: bytes, /) -> bytes:
-            return b"beside:" + body
+            return b"fallback:" + body
 
         async def stream(self, body: bytes, /):  # type: ignore[no-untyped-def]
             yield body
 
     async def scene() -> None:
         link = HttpLink({"eu": "http://127.0.0.1:1"}, TOKEN, fallback=OtherLink(Echo()))
-        assert await link.request("keeper", b"x") == b"beside:x"
+        assert await link.request("keeper", b"x") == b"fallback:x"
         assert [item async for item in link.stream("keeper", b"y")] == [b"y"]
         async with link.serve("keeper", Echo()):
             pass
@@ -429,7 +429,7 @@ def test_any_other_name_is_reached_by_the_link_beside() -> None:
     asyncio.run(scene())
 
 
-def test_a_name_that_nobody_knows_is_unreached() -> None:
+def test_name_without_address_is_not_sent() -> None:
     async def scene() -> None:
         with pytest.raises(NotSent, match="no address is configured for us"):
             await link_to("http://127.0.0.1:1").request("us", b"{}")
@@ -437,7 +437,7 @@ def test_a_name_that_nobody_knows_is_unreached() -> None:
     asyncio.run(scene())
 
 
-def test_a_closed_link_reaches_nobody() -> None:
+def test_closed_link_sends_nothing() -> None:
     async def scene() -> None:
         link = link_to("http://127.0.0.1:1")
         await link.close()
@@ -449,13 +449,13 @@ def test_a_closed_link_reaches_nobody() -> None:
 @pytest.mark.parametrize(
     "url", ["", "127.0.0.1:7420", "ftp://x:1", "http://", "http://x:port", "http://x:1?a=b", "http://[::1"]
 )
-def test_what_is_no_address_is_told_with_its_cure(url: str) -> None:
+def test_invalid_address_is_refused_with_cure(url: str) -> None:
     with pytest.raises(ValueError, match="write http://HOST:PORT"):
         link_to(url)
 
 
 @pytest.mark.parametrize("token", ["", "two words", "line\nline", "ümlaut"])
-def test_what_is_no_token_is_told_and_not_repeated(token: str) -> None:
+def test_invalid_token_is_refused_without_repeating_it(token: str) -> None:
     with pytest.raises(ValueError, match="the token must be") as caught:
         HttpLink({}, token)
     assert not token or token not in str(caught.value)

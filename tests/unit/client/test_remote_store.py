@@ -1,4 +1,4 @@
-"""Do rows that are read from afar mean exactly what the store says, and do its refusals?"""
+"""Remote store: reads, watches and refusals mean the same as those of the store behind it."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from tests.unit.world.virtual_world import run_virtually
 JSON, TEXT = b'{"a":{"b":[1,2]}}', "plain \u00fc".encode()
 
 
-class Net:
-    """A link to services by name; one that is in `down` fails as told."""
+class StoreLink:
+    """A link to named services; requests to those in `down` fail with the given error."""
 
     def __init__(self, **services: StoreReadService) -> None:
         self.services = services
         self.down: dict[str, LinkError] = {}
         self.garbled: bytes | None = None
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     async def request(self, to: str, body: bytes, /) -> bytes:
-        self.asked.append(to)
+        self.requested.append(to)
         if to in self.down:
             raise self.down[to]
         answer = await self.services[to].page(msgspec.json.decode(body, type=RangeRequest))
         return answer if self.garbled is None else self.garbled
 
     async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        self.asked.append(to)
+        self.requested.append(to)
         if to in self.down:
             raise self.down[to]
         async with aclosing(self.services[to].events(msgspec.json.decode(body, type=WatchRequest))) as items:
@@ -60,8 +60,8 @@ class Net:
         return nullcontext()
 
 
-class Failing(MemoryStore):
-    """A store that cannot, for a reason."""
+class FailingStore(MemoryStore):
+    """A store whose reads fail with a given error."""
 
     def __init__(self, why: Callable[[], StoreError]) -> None:
         super().__init__()
@@ -74,43 +74,43 @@ class Failing(MemoryStore):
         raise self.why()
 
 
-def wired(*stores: Store) -> tuple[RemoteStore, Net]:
-    net = Net(**{f"s{n}": StoreReadService(store) for n, store in enumerate(stores)})
+def connected(*stores: Store) -> tuple[RemoteStore, StoreLink]:
+    net = StoreLink(**{f"s{n}": StoreReadService(store) for n, store in enumerate(stores)})
     return RemoteStore(net, sorted(net.services)), net
 
 
-async def filled() -> MemoryStore:
+async def filled_store() -> MemoryStore:
     store = MemoryStore()
     await store.commit(Commit(puts=(("a/1", JSON), ("a/2", TEXT), ("b/1", JSON))))
     return store
 
 
-def test_lists_and_rows_are_those_of_the_store() -> None:
+def test_reads_equal_those_of_store() -> None:
     async def scene() -> None:
-        store = await filled()
-        rows, _ = wired(store)
+        store = await filled_store()
+        rows, _ = connected(store)
         assert await rows.get("a/2") == await store.get("a/2")
         assert await rows.get("none") is None
         assert await rows.revision() == await store.revision()
-        for asked in (
+        for requested in (
             {"prefix": "a/"},
             {"prefix": "", "limit": 2},
             {"prefix": "", "after": "a/1"},
             {"prefix": "", "revision": 1},
         ):
-            assert await rows.range(**asked) == await store.range(**asked), asked
+            assert await rows.range(**requested) == await store.range(**requested), requested
 
     run_virtually(scene())
 
 
-def test_a_watch_tells_each_event_as_the_store_tells_it() -> None:
+def test_watch_delivers_events_of_store() -> None:
     async def scene() -> None:
-        store = await filled()
-        rows, _ = wired(store)
-        watch, far = await rows.watch("a/", after=1), await store.watch("a/", after=1)
+        store = await filled_store()
+        rows, _ = connected(store)
+        watch, store_watch = await rows.watch("a/", after=1), await store.watch("a/", after=1)
         await store.commit(Commit(puts=(("a/3", TEXT),), deletes=("a/1",)))
         await store.commit(Commit(puts=(("b/2", JSON),)))
-        near, there = aiter(watch), aiter(far)
+        near, there = aiter(watch), aiter(store_watch)
         for _ in range(2):
             assert await anext(near) == await anext(there)
         await watch.close()
@@ -118,10 +118,10 @@ def test_a_watch_tells_each_event_as_the_store_tells_it() -> None:
     run_virtually(scene())
 
 
-def test_a_span_and_a_head_travel_whole() -> None:
+def test_event_with_span_and_head_survives_encoding() -> None:
     head = Head("one", 2, 7, "a", 3, "digest")
-    told = msgspec.json.encode(RowsEvent(1, 9, (), 4, 2, Span(5, 7, 2), head))
-    assert _decode_event(msgspec.json.decode(told, type=RowsEvent)) == WatchEvent(1, 9, (), 4, 2, Span(5, 7, 2), head)
+    encoded = msgspec.json.encode(RowsEvent(1, 9, (), 4, 2, Span(5, 7, 2), head))
+    assert _decode_event(msgspec.json.decode(encoded, type=RowsEvent)) == WatchEvent(1, 9, (), 4, 2, Span(5, 7, 2), head)
 
 
 REFUSALS: list[Callable[[], StoreError]] = [
@@ -133,11 +133,11 @@ REFUSALS: list[Callable[[], StoreError]] = [
 
 
 @pytest.mark.parametrize("why", REFUSALS, ids=["compacted", "resync", "invalid", "unavailable"])
-def test_what_a_store_refuses_keeps_its_meaning(why: Callable[[], StoreError]) -> None:
-    """F07: whoever must list anew learns that it must."""
+def test_store_refusal_keeps_its_type_and_text(why: Callable[[], StoreError]) -> None:
+    """F07: a client that must list again has to learn it."""
 
     async def scene() -> None:
-        rows, _ = wired(Failing(why))
+        rows, _ = connected(FailingStore(why))
         with pytest.raises(type(why())) as listed:
             await rows.range("a/")
         watch = await rows.watch("a/", after=1)
@@ -148,37 +148,37 @@ def test_what_a_store_refuses_keeps_its_meaning(why: Callable[[], StoreError]) -
     run_virtually(scene())
 
 
-@pytest.mark.parametrize("failure", [NotSent("nobody is there", "start it"), ReplyLost("it was lost", "ask again")])
-def test_after_a_failure_the_next_server_is_asked__and_stays_the_one(failure: LinkError) -> None:
+@pytest.mark.parametrize("failure", [NotSent("no server", "start it"), ReplyLost("it was lost", "ask again")])
+def test_failed_server_is_replaced_by_next_which_is_kept(failure: LinkError) -> None:
     async def scene() -> None:
-        rows, net = wired(await filled(), await filled())
+        rows, net = connected(await filled_store(), await filled_store())
         net.down = {"s0": failure}
         with pytest.raises(Unavailable, match=failure.cause):
             await rows.get("a/1")
         assert await rows.get("a/1") == Row("a/1", JSON, 1)
         assert await rows.get("a/1") is not None
-        assert net.asked == ["s0", "s1", "s1"]
+        assert net.requested == ["s0", "s1", "s1"]
 
     run_virtually(scene())
 
 
-def test_a_watch_whose_server_goes_is_unavailable__and_the_next_is_watched() -> None:
+def test_broken_watch_is_unavailable_and_next_server_serves_it() -> None:
     async def scene() -> None:
-        rows, net = wired(await filled(), await filled())
+        rows, net = connected(await filled_store(), await filled_store())
         net.down = {"s0": ReplyLost("it was lost", "ask again")}
         with pytest.raises(Unavailable):
             await anext(aiter(await rows.watch("", after=0)))
         event = await anext(aiter(await rows.watch("", after=0)))
         assert [change.key for change in event.changes] == ["a/1", "a/2", "b/1"]
-        assert net.asked == ["s0", "s1"]
+        assert net.requested == ["s0", "s1"]
 
     run_virtually(scene())
 
 
 @pytest.mark.parametrize("garbled", [b"", b"null", b"[]", b'{"revision":"x"}', b"\xff", b"[" * 5_000])
-def test_words_that_cannot_be_read_are_no_answer(garbled: bytes) -> None:
+def test_undecodable_reply_is_unavailable(garbled: bytes) -> None:
     async def scene() -> None:
-        rows, net = wired(await filled())
+        rows, net = connected(await filled_store())
         net.garbled = garbled
         with pytest.raises(Unavailable):
             await rows.get("a/1")
@@ -188,18 +188,18 @@ def test_words_that_cannot_be_read_are_no_answer(garbled: bytes) -> None:
     run_virtually(scene())
 
 
-def test_nothing_can_be_written_this_way() -> None:
+def test_remote_store_is_read_only() -> None:
     async def scene() -> None:
-        rows, net = wired(await filled())
+        rows, net = connected(await filled_store())
         with pytest.raises(ReadOnly):
             await rows.commit(Commit(puts=(("a/1", JSON),)))
         with pytest.raises(ReadOnly):
             await rows.compact(1)
-        assert net.asked == []
+        assert net.requested == []
 
     run_virtually(scene())
 
 
-def test_rows_of_nobody_are_not_made() -> None:
+def test_remote_store_needs_a_server() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        RemoteStore(Net(), [])
+        RemoteStore(StoreLink(), [])

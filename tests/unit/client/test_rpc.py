@@ -1,4 +1,4 @@
-"""Does what an endpoint says keep its exact meaning on the way to another process and back?"""
+"""Endpoint RPC: operations, verdicts and errors keep their exact meaning over a link."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 @dataclass
 class Wire:
-    """A link to one service, whatever it is called. Fails as told; `garbled` replaces what comes back."""
+    """A link to one service. Fails with `failure` if set; `garbled` replaces the reply."""
 
     service: Service
     failure: LinkError | None = None
@@ -41,7 +41,7 @@ class Wire:
         return nullcontext()
 
 
-def wired(endpoint: Endpoint) -> tuple[EndpointStub, Wire]:
+def connected(endpoint: Endpoint) -> tuple[EndpointStub, Wire]:
     wire = Wire(EndpointService(endpoint))
     return EndpointStub(wire, "eu"), wire
 
@@ -51,7 +51,7 @@ def operation(name: str = "inc1.16.x") -> Operation:
 
 
 @dataclass
-class Failing:
+class FailingEndpoint:
     failure: Exception
 
     async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
@@ -73,17 +73,17 @@ class Failing:
         raise self.failure
 
 
-def test_what_is_asked_and_answered_arrives_whole() -> None:
+def test_operations_and_verdicts_arrive_unchanged() -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
-        remote, wire = wired(authority)
+        remote, wire = connected(authority)
         sent = [
             operation(),
             Operation(OperationID("inc1.16.y"), ACTOR, Bind("r", 1, "n", "g", {"gpu-0": 500}), trace="t"),
         ]
         assert list(await remote.submit(sent)) == [Accepted(1), Accepted(2)]
-        assert authority.asked == sent
-        assert all(arrived is not one for arrived, one in zip(authority.asked, sent, strict=True))
+        assert authority.submitted == sent
+        assert all(arrived is not one for arrived, one in zip(authority.submitted, sent, strict=True))
         assert await remote.status() == await authority.status()
         assert ((await remote.status()).boot, (await remote.status()).now_ms) == ("far-boot", authority.now_ms())
         assert await remote.renew(ACTOR) is True
@@ -94,10 +94,10 @@ def test_what_is_asked_and_answered_arrives_whole() -> None:
     run_virtually(scene())
 
 
-def test_to_ask_nothing_is_not_to_ask_for_the_status() -> None:
+def test_empty_submit_is_not_a_status_request() -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
-        remote, _ = wired(authority)
+        remote, _ = connected(authority)
         assert list(await remote.submit([])) == []
         assert authority.statuses == 0
 
@@ -115,9 +115,9 @@ def test_to_ask_nothing_is_not_to_ask_for_the_status() -> None:
         Overloaded(7, "the disk is full"),
     ],
 )
-def test_what_the_far_side_says_of_itself_travels_exactly(failure: EndpointError) -> None:
+def test_endpoint_error_arrives_unchanged(failure: EndpointError) -> None:
     async def scene() -> None:
-        remote, _ = wired(Failing(failure))
+        remote, _ = connected(FailingEndpoint(failure))
         for call in (remote.submit([operation()]), remote.status(), remote.renew(ACTOR)):
             with pytest.raises(type(failure)) as caught:
                 await call
@@ -129,13 +129,11 @@ def test_what_the_far_side_says_of_itself_travels_exactly(failure: EndpointError
 
 @pytest.mark.parametrize(
     ("failure", "meaning"),
-    [(NotSent("nobody is at eu", "start it"), NotLeader), (ReplyLost("the line broke", "ask again"), OutcomeUnknown)],
+    [(NotSent("no server at eu", "start it"), NotLeader), (ReplyLost("the line broke", "ask again"), OutcomeUnknown)],
 )
-def test_what_was_never_heard_is_turned_and_what_may_have_been_is_silence(
-    failure: LinkError, meaning: type[EndpointError]
-) -> None:
+def test_unsent_call_is_not_leader_and_lost_reply_is_outcome_unknown(failure: LinkError, meaning: type[EndpointError]) -> None:
     async def scene() -> None:
-        remote, wire = wired(FakeAuthority(virtual_world()))
+        remote, wire = connected(FakeAuthority(virtual_world()))
         wire.failure = failure
         for call in (remote.submit([operation()]), remote.status(), remote.renew(ACTOR)):
             with pytest.raises(meaning) as caught:
@@ -146,17 +144,17 @@ def test_what_was_never_heard_is_turned_and_what_may_have_been_is_silence(
 
 
 @pytest.mark.parametrize("garbled", [b"", b"{", b"[]", b'{"verdicts": 3}', b"\xff\xfe", b'{"x":' * 100_000, b"{}"])
-def test_an_answer_that_cannot_be_read_or_answers_something_else_is_silence(garbled: bytes) -> None:
-    """The deed was done all the same: to call it anything else would let it be done twice."""
+def test_undecodable_reply_is_outcome_unknown(garbled: bytes) -> None:
+    """The operation was applied: any other error would let a caller apply it twice."""
 
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
-        remote, wire = wired(authority)
+        remote, wire = connected(authority)
         wire.garbled = garbled
         for call in (remote.submit([operation()]), remote.status(), remote.renew(ACTOR)):
             with pytest.raises(OutcomeUnknown):
                 await call
-        assert len(authority.deeds) == 1
+        assert len(authority.applied) == 1
 
     run_virtually(scene())
 
@@ -174,19 +172,19 @@ def test_an_answer_that_cannot_be_read_or_answers_something_else_is_silence(garb
         b'{"x":' * 100_000,
     ],
 )
-def test_hostile_bytes_get_a_refusal_and_do_nothing(hostile: bytes) -> None:
+def test_malformed_request_is_refused_without_effect(hostile: bytes) -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
         wire = Wire(EndpointService(authority))
         wire.garbled = await wire.service.request(hostile)
         with pytest.raises(UnreadableRequest, match=r"the server cannot decode the request: .+ same version"):
             await EndpointStub(wire, "eu").renew(ACTOR)
-        assert (authority.asked, authority.statuses) == ([], 0)
+        assert (authority.submitted, authority.statuses) == ([], 0)
 
     run_virtually(scene())
 
 
-def test_a_word_that_a_later_version_adds_is_no_obstacle() -> None:
+def test_unknown_field_of_later_version_is_ignored() -> None:
     async def scene() -> None:
         authority = FakeAuthority(virtual_world())
         assert b'"status"' in await EndpointService(authority).request(b'{"added": [1, {"a": 2}]}')
@@ -194,16 +192,16 @@ def test_a_word_that_a_later_version_adds_is_no_obstacle() -> None:
     run_virtually(scene())
 
 
-def test_a_bug_of_the_endpoint_breaks_off_the_call_and_is_no_answer() -> None:
+def test_endpoint_bug_propagates_instead_of_reply() -> None:
     async def scene() -> None:
-        remote, _ = wired(Failing(ZeroDivisionError("ours")))
+        remote, _ = connected(FailingEndpoint(ZeroDivisionError("ours")))
         with pytest.raises(ZeroDivisionError):
             await remote.status()
 
     run_virtually(scene())
 
 
-def test_nothing_streams_and_that_is_said() -> None:
+def test_stream_call_is_refused_with_cure() -> None:
     async def scene() -> None:
         with pytest.raises(UnreadableRequest, match="not streams; send a request"):
             await anext(EndpointService(FakeAuthority(virtual_world())).stream(b""))

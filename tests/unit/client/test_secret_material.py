@@ -1,4 +1,4 @@
-"""Is what a copy reads asked for at another server where one fails, refuses to speak, or says nothing at all?"""
+"""Secret material is fetched from another server when one fails, sends nonsense or hangs."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from remit.serve.auth.secrets import encode_material
 from remit.world.interfaces import Clock, LinkError, NotSent, ReplyLost
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
-ASKED = SecretMaterialRequest(Actor("a", Role.AGENT, "agent/n1", 1), "replica/t/a-0", "u1", 1)
-FOUND = SecretMaterial(configs={"c": {"a": "b"}})
+REQUEST = SecretMaterialRequest(Actor("a", Role.AGENT, "agent/n1", 1), "replica/t/a-0", "u1", 1)
+MATERIAL = SecretMaterial(configs={"c": {"a": "b"}})
 
 
-class Ways:
-    """A link. Each server answers, fails, answers nonsense, or never does."""
+class FakeServers:
+    """A link. Each server answers, fails, sends nonsense, or hangs."""
 
     def __init__(self, **servers: Callable[[], bytes] | None) -> None:
-        self._servers, self.asked = servers, list[str]()
+        self._servers, self.requested = servers, list[str]()
 
     async def request(self, to: str, body: bytes, /) -> bytes:
-        self.asked.append(to)
-        assert msgspec.json.decode(body, type=SecretMaterialRequest) == ASKED
+        self.requested.append(to)
+        assert msgspec.json.decode(body, type=SecretMaterialRequest) == REQUEST
         answer = self._servers[to]
         if answer is None:
             await asyncio.Event().wait()
@@ -37,35 +37,35 @@ class Ways:
 
 
 def unreached() -> bytes:
-    raise NotSent("nobody is there", "")
+    raise NotSent("no server", "")
 
 
-def told(ways: Any, story: Callable[[MaterialSource, Clock], Any]) -> None:
+def run_with_source(servers: Any, scenario: Callable[[MaterialSource, Clock], Any]) -> None:
     async def whole() -> None:
         clock = virtual_world().clock
-        await story(material_source(ways, ("one", "two"), clock), clock)
+        await scenario(material_source(servers, ("one", "two"), clock), clock)
 
     run_virtually(whole())
 
 
 @pytest.mark.parametrize(("one", "failure"), [(unreached, NotSent), (lambda: b"{", ReplyLost), (None, ReplyLost)])
-def test_whoever_does_not_tell_is_not_asked_first_again(one: Callable[[], bytes] | None, failure: type[LinkError]) -> None:
-    ways = Ways(one=one, two=lambda: encode_material(FOUND))
+def test_failed_server_is_not_tried_first_again(one: Callable[[], bytes] | None, failure: type[LinkError]) -> None:
+    servers = FakeServers(one=one, two=lambda: encode_material(MATERIAL))
 
-    async def story(source: MaterialSource, clock: Clock) -> None:
+    async def scenario(source: MaterialSource, clock: Clock) -> None:
         began_ms = clock.now_ms()
         with pytest.raises(failure):
-            await source(ASKED)
+            await source(REQUEST)
         assert clock.now_ms() - began_ms <= MATERIAL_TIMEOUT_MS
-        assert await source(ASKED) == await source(ASKED) == FOUND
+        assert await source(REQUEST) == await source(REQUEST) == MATERIAL
 
-    told(ways, story)
-    assert ways.asked == ["one", "two", "two"]
+    run_with_source(servers, scenario)
+    assert servers.requested == ["one", "two", "two"]
 
 
-def test_a_question_that_was_lost_says_who_was_asked_and_for_how_long() -> None:
-    async def story(source: MaterialSource, clock: Clock) -> None:
+def test_timed_out_request_names_server_and_duration() -> None:
+    async def scenario(source: MaterialSource, clock: Clock) -> None:
         with pytest.raises(ReplyLost, match="one has not answered for 10 s"):
-            await source(ASKED)
+            await source(REQUEST)
 
-    told(Ways(one=None, two=None), story)
+    run_with_source(FakeServers(one=None, two=None), scenario)

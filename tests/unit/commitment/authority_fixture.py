@@ -1,4 +1,4 @@
-"""Short ways to say the usual things to an authority under test. No test is in here."""
+"""Helpers for tests of the authority: common claims in short form."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ OWNERS = {
 }  # fmt: skip
 
 
-async def spawned(scope: Scope, name: str, count: int = 1, **shape: Any) -> list[str]:
-    """So many pending replicas of a new workload."""
+async def spawn_replicas(scope: Scope, name: str, count: int = 1, **shape: Any) -> list[str]:
+    """Declare a workload and spawn that many pending replicas; return their keys."""
     shape.setdefault("replicas", count)
     await scope.must(USER, Apply(workload(name, **shape)))
     await scope.must(scope.actors["workloads"], Spawn("t1", name, 1, 0, count))
@@ -31,14 +31,14 @@ async def bind(scope: Scope, key: str, node: str = "n1", grant: str = T1, device
     await scope.must(scope.actors["scheduler"], Bind(key, scope.at(key), node, grant, devices or {}))
 
 
-async def move(scope: Scope, key: str, *transitions: str) -> None:
-    """Each by its owner, with what it must carry."""
+async def commit_transitions(scope: Scope, key: str, *transitions: str) -> None:
+    """Commit transitions of a replica, each as its owner and with its required fields."""
     for transition in transitions:
-        actor, claim = moving(scope, key, transition)
+        actor, claim = transition_claim(scope, key, transition)
         await scope.must(actor, claim)
 
 
-def moving(scope: Scope, key: str, transition: str) -> tuple[Any, Move]:
+def transition_claim(scope: Scope, key: str, transition: str) -> tuple[Any, Move]:
     status = scope.row(key).get("status", {})
     result = "r" if transition in ("finish", "crash", "stopped", "lose") else ""
     lease = OWNERS.get(transition) or f"agent/{status.get('node')}"
@@ -49,14 +49,14 @@ def slice_of(cpu: str, holder: str = "scope/r2", ttl: Duration = HOUR, parent: s
     return GrantSpec(holder=holder, amount=amounts(cpu=cpu), parent=parent, tenant="t1", ttl=ttl)
 
 
-# Letters, addressed to a scope as it is now. The peer that wrote them is in its incarnation `one` unless told.
+# Messages between scopes, addressed to the present incarnation. The sender is in its incarnation `one` by default.
 
 
 def incarnation(scope: Scope) -> str:
     return str(scope.row("head")["incarnation"])
 
 
-async def meets(scope: Scope, peer: str, incarnation: str = "one", replaces: str = "") -> None:
+async def accept_peer(scope: Scope, peer: str, incarnation: str = "one", replaces: str = "") -> None:
     await scope.must(OPERATOR, AcceptIncarnation(peer, incarnation, replaces))
 
 
@@ -66,17 +66,17 @@ def offer(scope: Scope, cpu: str = "2", serial: int = 1, ttl: Duration = Duratio
 
 
 def credit(scope: Scope, report: int, cpu: str = "", epoch: int = 1, sender: str = "one") -> Credit:
-    """What is still held of grant `s`; if nothing, it is the final report."""
+    """A report of what is still held of grant `s`; without `cpu` it is the final report."""
     kept = amounts(cpu=cpu) if cpu else Amount()
     return Credit("s", epoch, report, kept, sender, incarnation(scope), final=not cpu)
 
 
-def vouch(scope: Scope, sender: str = "one", **grants: str) -> ConfirmHoldings:
+def confirm_holdings(scope: Scope, sender: str = "one", **grants: str) -> ConfirmHoldings:
     return ConfirmHoldings("scope/r2", 7, {name: slice_of(cpu) for name, cpu in grants.items()}, sender, incarnation(scope))
 
 
-def held(scope: Scope, node: str, resource: str = "cpu") -> int:
-    """What is taken on a node, by the checker's own sum, which the books must share."""
+def used_on(scope: Scope, node: str, resource: str = "cpu") -> int:
+    """Usage of a node, by the independent checker's sum, which the books must equal."""
     taken = total_sums(scope.checker.rows)[0].get((node, resource), 0)
     assert node_limits(scope.checker.rows)[node].get(resource, 0) - scope.books.nodes[node].free.get(resource, 0) == taken
     return taken

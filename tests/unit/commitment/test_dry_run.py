@@ -1,4 +1,4 @@
-"""Is a change tried as it would be decided, each on top of those before it, and is nothing of it left behind?"""
+"""Dry run: claims are decided in sequence without any effect."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from tests.properties.authority_world import OPERATOR, USER, Scope, story, workl
 
 
 @story
-async def test_what_is_tried_is_ruled_as_it_would_be_and_forgotten(scope: Scope) -> None:
+async def test_dry_run_decides_in_sequence_and_changes_nothing(scope: Scope) -> None:
     authority = scope.lead.authority
     before = authority.head
     found = dry_run(authority, USER, [Apply(workload("w")), Apply(workload("w", replicas=2)), Delete("Workload", "w", "t1")])
     assert [one.result for one in found] == [1, 2, 1]
     assert isinstance(found[1].obj, Workload) and found[1].obj.metadata.generation == 2
     assert found[2].obj is None
-    assert dry_run(authority, USER, [Apply(workload("w"))])[0].result == 1, "the draft before is still there"
+    assert dry_run(authority, USER, [Apply(workload("w"))])[0].result == 1, "each dry run starts from the committed state"
     assert authority.head == before and await scope.store.get("workload/t1/w") is None
     refused = dry_run(authority, USER, [Delete("Workload", "w", "t1")])[0].result
     assert isinstance(refused, Refused) and refused.code is Code.NOT_FOUND
 
 
 @story
-async def test_a_bug_in_deciding_is_told_and_spoils_no_other(scope: Scope) -> None:
+async def test_exception_while_deciding_is_fault_of_that_claim_only(scope: Scope) -> None:
     real = decide
 
     def broken(draft: Any, operation: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Does anything grow without end, or wait by a clock that guesses? Leases, summaries, conditions, revisions, times."""
+"""Bounds on leases, summaries, conditions, policy revisions and time samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from remit.model.policies import PolicyAllow, PolicyRule
 from remit.model.records import DecisionSpec, EventSpec, SummarySpec
 from remit.model.resources import Duration
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, story, workload
-from tests.unit.commitment.authority_fixture import T1, move, moving, slice_of, spawned
+from tests.unit.commitment.authority_fixture import T1, commit_transitions, slice_of, spawn_replicas, transition_claim
 
 MINUTE = Duration(60_000)
 
@@ -39,20 +39,20 @@ MINUTE = Duration(60_000)
 # -- leases -----------------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_only_so_many_leases_and_those_there_are_change_hands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_count_is_limited_but_leases_change_holders(monkeypatch: pytest.MonkeyPatch) -> None:
     @story
-    async def told(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")))
         assert await scope.refused(Actor("x", Role.SCHEDULER), Acquire("scheduler/x", HOUR)) is Code.LIMIT
         await scope.acquire("scheduler")
         monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")) + 1)
         await scope.acquire("scheduler/x")
 
-    told()
+    run_test()
 
 
 @story
-async def test_a_lease_has_a_term_neither_too_short_to_renew_nor_too_long_to_wait_for(scope: Scope) -> None:
+async def test_lease_term_outside_bounds_is_refused(scope: Scope) -> None:
     actor = Actor("x", Role.SCHEDULER)
     for ttl in (0, 99, 3_600_001):
         assert await scope.refused(actor, Acquire("scheduler/x", Duration(ttl))) is Code.INVALID
@@ -60,7 +60,7 @@ async def test_a_lease_has_a_term_neither_too_short_to_renew_nor_too_long_to_wai
 
 
 @story
-async def test_a_lease_is_of_its_role_and_has_a_name_that_can_be_kept(scope: Scope) -> None:
+async def test_lease_name_must_match_role_and_length(scope: Scope) -> None:
     actor = Actor("x", Role.SCHEDULER)
     for name in ("", "agent/n1", "schedulers", "scheduler/", "scheduler/" + "x" * 244):
         assert await scope.refused(actor, Acquire(name, HOUR)) is Code.NOT_OWNER, name
@@ -68,47 +68,47 @@ async def test_a_lease_is_of_its_role_and_has_a_name_that_can_be_kept(scope: Sco
 
 
 @story
-async def test_who_holds_a_lease_has_a_name_that_can_be_kept(scope: Scope) -> None:
+async def test_lease_holder_name_length_is_checked(scope: Scope) -> None:
     for name in ("", "x" * 254):
         assert await scope.refused(Actor(name, Role.SCHEDULER), Acquire("scheduler/x", HOUR)) is Code.INVALID
     await scope.must(Actor("x" * 253, Role.SCHEDULER), Acquire("scheduler/x", HOUR))
 
 
-def test_the_leases_of_one_batch_are_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_limit_counts_leases_of_same_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     @story
-    async def told(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")) + 2)
         claims = [Acquire(f"scheduler/{n}", HOUR) for n in range(4)]
         verdicts = await scope.ask(Actor("x", Role.SCHEDULER), *claims)
         assert [v.code if isinstance(v, Refused) else None for v in verdicts] == [None, None, Code.LIMIT, Code.LIMIT]
 
-    told()
+    run_test()
 
 
 @story
-async def test_what_is_said_has_a_name_that_can_be_kept(scope: Scope) -> None:
-    """Names become parts of keys, which have their bounds; a fault of the asker's is not told as one of ours."""
-    said, summed, explained = (
+async def test_invalid_names_of_events_reports_and_decisions_are_refused(scope: Scope) -> None:
+    """Names become parts of bounded keys; a caller's error must not be reported as a fault of the authority."""
+    report, summed, explained = (
         EventSpec(regarding="node/n1"),
         SummarySpec(holder="x", epoch=1, sequence=1),
         DecisionSpec(replicas={"w-0": ""}),
     )
     for name in ("", "x" * 241, "ü" * 121):
         for claim in (
-            RecordEvent(name, said),
+            RecordEvent(name, report),
             Report(name, summed),
             RecordDecision(name, "t1", explained),
             RecordDecision("d", name, explained),
         ):
             assert await scope.refused(USER, claim) is Code.INVALID, claim
     longest = "ü" * 120
-    await scope.must(USER, RecordEvent(longest, said), Report(longest, summed), RecordDecision(longest, "t1", explained))
-    assert await scope.refused(USER, RecordDecision("c", "a/b", explained)) is Code.INVALID, "it would be b/c of tenant a"
+    await scope.must(USER, RecordEvent(longest, report), Report(longest, summed), RecordDecision(longest, "t1", explained))
+    assert await scope.refused(USER, RecordDecision("c", "a/b", explained)) is Code.INVALID, "key of b/c in tenant a"
 
 
 @story
-async def test_who_names_no_lease_of_its_role_or_one_that_is_not_there_may_not_act(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def test_actor_without_valid_lease_of_role_is_refused_as_stale_epoch(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     good = scope.actors["scheduler"]
     for lease in ("", "repair", "scheduler/none"):
         stranger = Actor(good.name, good.role, lease, good.epoch)
@@ -118,15 +118,15 @@ async def test_who_names_no_lease_of_its_role_or_one_that_is_not_there_may_not_a
     assert await scope.refused(posing, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH, "a lease of another role"
     assert not await scope.lead.authority.renew(posing)
     thief = Actor("thief", good.role, good.lease, good.epoch)
-    assert await scope.refused(thief, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH, "a right epoch is not enough"
+    assert await scope.refused(thief, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH, "right epoch, wrong holder"
 
 
 @story
-async def test_a_lease_that_is_vacated_is_free_at_once_and_its_holder_acts_no_more(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def test_vacated_lease_is_free_and_former_holder_refused(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     old = scope.actors["scheduler"]
     other = scope.actors["repair"]
-    assert await scope.refused(other, Vacate("scheduler")) is Code.STALE_EPOCH, "not one's own"
+    assert await scope.refused(other, Vacate("scheduler")) is Code.STALE_EPOCH, "not the holder"
     assert await scope.must(old, Vacate("scheduler")) == [old.epoch]
     assert await scope.refused(old, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH
     assert not await scope.lead.authority.renew(old)
@@ -134,31 +134,31 @@ async def test_a_lease_that_is_vacated_is_free_at_once_and_its_holder_acts_no_mo
     assert await scope.must(rival, Acquire("scheduler", HOUR)) == [old.epoch + 1]
 
 
-# -- what merges ------------------------------------------------------------------------------------------------------------
+# -- summaries, conditions, policies ---------------------------------------------------------------------------------------
 
 
-def said(name: str, sequence: int = 1, epoch: int = 1, cpu: str = "1") -> Report:
+def report(name: str, sequence: int = 1, epoch: int = 1, cpu: str = "1") -> Report:
     return Report(name, SummarySpec(holder=name, epoch=epoch, sequence=sequence, used=amounts(cpu=cpu)))
 
 
-def test_there_are_only_so_many_summaries_and_those_there_are_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_summary_count_is_limited_but_summaries_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "SUMMARIES_MAX", 2)
 
     @story
-    async def told(scope: Scope) -> None:
-        *_, third = await scope.ask(USER, said("a"), said("b"), said("c"))
-        assert isinstance(third, Refused) and third.code is Code.LIMIT, "in one batch too"
-        assert await scope.refused(USER, said("c")) is Code.LIMIT
-        assert await scope.must(USER, said("a", 2)) == [2]
+    async def run_test(scope: Scope) -> None:
+        *_, third = await scope.ask(USER, report("a"), report("b"), report("c"))
+        assert isinstance(third, Refused) and third.code is Code.LIMIT, "within one batch too"
+        assert await scope.refused(USER, report("c")) is Code.LIMIT
+        assert await scope.must(USER, report("a", 2)) == [2]
 
-    told()
+    run_test()
 
 
 @story
-async def test_of_two_summaries_the_later_stands_and_its_number_is_the_answer(scope: Scope) -> None:
-    assert await scope.must(USER, said("a", 5, cpu="5")) == [5]
-    assert await scope.must(USER, said("a", 4, cpu="4")) == [5], "one that came late changes nothing"
-    assert await scope.must(USER, said("a", 1, epoch=2, cpu="7")) == [1], "an epoch before a sequence"
+async def test_later_summary_wins_and_its_sequence_is_returned(scope: Scope) -> None:
+    assert await scope.must(USER, report("a", 5, cpu="5")) == [5]
+    assert await scope.must(USER, report("a", 4, cpu="4")) == [5], "a late summary changes nothing"
+    assert await scope.must(USER, report("a", 1, epoch=2, cpu="7")) == [1], "the epoch precedes the sequence"
     assert scope.row("summary/a")["spec"]["used"] == {"cpu": "7"}
 
 
@@ -172,7 +172,7 @@ def condition(kind: str, generation: int = 1, status: str = "True", at: str = "2
 
 
 @story
-async def test_an_object_has_only_so_many_conditions_and_those_there_are_change(scope: Scope) -> None:
+async def test_condition_count_is_limited_but_conditions_are_updated(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w")))
     await scope.must(USER, *(condition(f"C{n}") for n in range(evidence.CONDITIONS_MAX)))
     assert await scope.refused(USER, condition("One-More")) is Code.LIMIT
@@ -181,11 +181,11 @@ async def test_an_object_has_only_so_many_conditions_and_those_there_are_change(
     assert len(kept) == evidence.CONDITIONS_MAX
     assert [c["status"] for c in kept if c["type"] == "C0"] == ["False"]
     await scope.must(USER, condition("C0", 1, "True"))
-    assert scope.row("workload/t1/w")["status"]["conditions"] == kept, "what was seen of an older generation is older"
+    assert scope.row("workload/t1/w")["status"]["conditions"] == kept, "an older observed generation is ignored"
 
 
 @story
-async def test_a_condition_is_of_something_that_has_conditions(scope: Scope) -> None:
+async def test_condition_on_unsupported_or_missing_object_is_refused(scope: Scope) -> None:
     ready = Condition(type="Ready", status="True")
     assert await scope.refused(USER, SetCondition("Workload", "none", ready, "t1")) is Code.NOT_FOUND
     assert await scope.refused(USER, SetCondition("Tenant", "t1", ready)) is Code.NOT_FOUND
@@ -194,11 +194,11 @@ async def test_a_condition_is_of_something_that_has_conditions(scope: Scope) -> 
     assert await scope.refused(USER, SetCondition("Grant", "offer", ready)) is Code.NOT_FOUND
 
 
-def test_of_policy_revisions_only_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_latest_policy_revisions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(declarations, "POLICY_REVISIONS_KEPT", 3)
 
     @story
-    async def told(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         rule = PolicyRule(allow=PolicyAllow(zones=("a",)))
         for name in "abcde":
             await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(rule,)))))
@@ -207,12 +207,12 @@ def test_of_policy_revisions_only_the_latest_are_kept(monkeypatch: pytest.Monkey
         assert await scope.refused(OPERATOR, Rollback(2)) is Code.NOT_FOUND
         assert await scope.must(OPERATOR, Rollback(3)) == [6]
 
-    told()
+    run_test()
 
 
-def test_all_policies_together_fit_into_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_size_of_policies_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     @story
-    async def told(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         monkeypatch.setattr(declarations, "POLICIES_BYTES_MAX", 300)
         rule = PolicyRule(allow=PolicyAllow(zones=("a",)), reason="x" * 60)
         policies = [Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(rule,))) for name in "abc"]
@@ -220,43 +220,43 @@ def test_all_policies_together_fit_into_a_row(monkeypatch: pytest.MonkeyPatch) -
         assert await scope.refused(OPERATOR, Apply(policies[2])) is Code.LIMIT
         await scope.must(OPERATOR, Delete("Policy", "a"), Apply(policies[2]))
 
-    told()
+    run_test()
 
 
 @story
-async def test_a_refusal_quotes_no_more_of_the_asker_than_it_can_keep(scope: Scope) -> None:
+async def test_refusal_detail_is_truncated(scope: Scope) -> None:
     (verdict,) = await scope.ask(USER, Delete("Secret", "x" * 512, "t" * 512))
     assert isinstance(verdict, Refused) and verdict.code is Code.NOT_FOUND
     assert len(verdict.detail) == DETAIL_CHARS_MAX + 1 and verdict.detail.endswith("…")
 
 
-# -- how long a phase has lasted --------------------------------------------------------------------------------------------
+# -- duration of phases -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after_ms", [0, 1, 100, 249, 250, 251, 400, 499, 500, 700])
-def test_a_wait_is_never_taken_for_longer_than_it_is_and_for_little_shorter(after_ms: int) -> None:
-    """Times are sampled, four in a second: too early would break a promise, a little too late breaks none."""
+def test_phase_duration_is_never_overestimated_and_little_underestimated(after_ms: int) -> None:
+    """Times are sampled four times a second: an early timeout would be wrong, a slightly late one is harmless."""
 
     @story
-    async def told(scope: Scope) -> None:
-        first, second = await spawned(scope, "w", 2)
+    async def run_test(scope: Scope) -> None:
+        first, second = await spawn_replicas(scope, "w", 2)
         scope.clock.at_ms += 10_000
         scheduler = scope.actors["scheduler"]
         await scope.must(scheduler, Reserve(first, scope.at(first), "n1", T1))
         scope.clock.at_ms += after_ms
         await scope.must(scheduler, Reserve(second, scope.at(second), "n1", T1))
         scope.clock.at_ms += 59_999
-        assert await scope.refused(*moving(scope, second, "reclaim")) is Code.WAIT
+        assert await scope.refused(*transition_claim(scope, second, "reclaim")) is Code.WAIT
         scope.clock.at_ms += 1 + books.TIME_SAMPLE_MS
-        await move(scope, second, "reclaim")
+        await commit_transitions(scope, second, "reclaim")
         assert scope.phase(second) == "pending"
 
-    told()
+    run_test()
 
 
 @story
-async def test_samples_of_time_are_few_and_old_ones_go(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def test_time_samples_are_few_and_old_ones_are_dropped(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     await scope.must(scope.actors["scheduler"], Reserve(key, scope.at(key), "n1", T1))
     for _ in range(20):
         scope.clock.at_ms += books.TIME_SAMPLE_MS // 5
@@ -267,4 +267,4 @@ async def test_samples_of_time_are_few_and_old_ones_go(scope: Scope) -> None:
         await scope.ask(USER, Delete("Secret", "none", "t1"))
     assert len(scope.books.commit_times) <= 22
     assert scope.books.commit_times[0][1] >= scope.clock.at_ms - 2 * books.PHASE_LIMIT_MS_MAX
-    await move(scope, key, "reclaim")
+    await commit_transitions(scope, key, "reclaim")

@@ -1,4 +1,4 @@
-"""Is a store that nobody has led taken up at once, and told apart from one that was restored? Takeovers alone leave no past."""
+"""Takeover of a new store, distinguished from a restored one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def led(store: MemoryStore, holder: str) -> Authority:
     return await Authority.take_over(store, scope="r1", holder=holder, clock=FakeClock(), ids=CountedIds(holder))
 
 
-def test_where_nobody_has_ever_led_a_standby_waits_for_nobody() -> None:
+def test_standby_takes_over_new_store_without_waiting() -> None:
     async def scene() -> int:
         clock = FakeClock()
         standby = Standby(MemoryStore(), scope="r1", name="s", clock=clock, ids=CountedIds("s"), peers={}, term_ms=60_000)
@@ -30,22 +30,22 @@ def test_where_nobody_has_ever_led_a_standby_waits_for_nobody() -> None:
     assert asyncio.run(scene()) == 0
 
 
-def test_two_who_race_for_a_new_store__the_second_does_not_take_it_for_a_restored_one() -> None:
+def test_second_authority_does_not_take_new_store_for_restored() -> None:
     async def scene() -> tuple[int, object]:
         store = MemoryStore()
-        await chain.raise_epoch(store, "first", "inc")  # it is deposed before it has written anything
+        await chain.raise_epoch(store, "first", "inc")  # deposed before its first write
         authority = await led(store, "second")
         return authority.head.epoch, await store.get(FLOOR)
 
     assert asyncio.run(scene()) == (2, None)
 
 
-def test_a_backup_of_an_empty_store_is_restored__epochs_of_before_do_not_come_again() -> None:
+def test_restored_backup_of_empty_store_does_not_reuse_epochs() -> None:
     async def scene() -> object:
         store = MemoryStore()
         await chain.raise_epoch(store, "first", "inc")
         empty = await store.backup()
-        await led(store, "second")  # leases are taken from here on, which the backup knows nothing of
+        await led(store, "second")  # leases acquired from here on are unknown to the backup
         restored, _ = MemoryStore.restore(empty, incarnation="other", replacing=store)
         await led(restored, "third")
         return await restored.get(FLOOR)
@@ -53,7 +53,7 @@ def test_a_backup_of_an_empty_store_is_restored__epochs_of_before_do_not_come_ag
     assert asyncio.run(scene()) is not None
 
 
-def test_a_store_that_has_decided_something_is_restored__epochs_of_before_do_not_come_again() -> None:
+def test_restored_backup_does_not_reuse_epochs() -> None:
     async def scene() -> object:
         store = MemoryStore()
         await led(store, "first")

@@ -1,4 +1,4 @@
-"""Who is decided next? No tenant's flood of accepted writes stands before another's, or before what keeps the scope going."""
+"""Operation queue: fair order between tenants and components, bounded lanes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from remit.commitment.operation_queue import BatchSlice, OperationQueue, split_s
 from remit.model.claims import Accepted, Actor, Delete, Operation, OperationID, Role
 
 
-def operations(who: str, count: int, role: Role = Role.USER) -> list[Operation]:
-    actor = Actor(who, role, tenant=who if role is Role.USER else "")
-    return [Operation(OperationID(f"i.1.{who}{at}"), actor, Delete("Node", str(at))) for at in range(count)]
+def operations(name: str, count: int, role: Role = Role.USER) -> list[Operation]:
+    actor = Actor(name, role, tenant=name if role is Role.USER else "")
+    return [Operation(OperationID(f"i.1.{name}{at}"), actor, Delete("Node", str(at))) for at in range(count)]
 
 
 def scheduler(count: int) -> list[Operation]:
@@ -36,7 +36,7 @@ def story(test: Callable[[], None]) -> Callable[[], None]:
 
 
 @story
-def test_a_bind_waits_for_one_turn_of_a_flood__not_for_the_flood() -> None:
+def test_bind_waits_for_one_batch_of_flood_at_most() -> None:
     queue = OperationQueue(10)
     for _ in range(50):
         _ = queue.put(operations("flood", 10))
@@ -50,7 +50,7 @@ def test_a_bind_waits_for_one_turn_of_a_flood__not_for_the_flood() -> None:
 
 
 @story
-def test_tenants_take_turns__one_batch_each_at_most() -> None:
+def test_tenants_alternate_with_one_batch_each() -> None:
     queue = OperationQueue(10)
     _ = queue.put(operations("flood", 1_000))
     for _ in range(100):
@@ -63,7 +63,7 @@ def test_tenants_take_turns__one_batch_each_at_most() -> None:
 
 
 @story
-def test_a_small_ask_is_not_split__and_begins_the_next_batch() -> None:
+def test_small_request_is_not_split_and_starts_next_batch() -> None:
     queue = OperationQueue(10)
     _ = queue.put(scheduler(6))
     _ = queue.put(operations("a", 7))
@@ -76,7 +76,7 @@ def test_a_small_ask_is_not_split__and_begins_the_next_batch() -> None:
 
 
 @story
-def test_each_lane_has_its_own_bound__so_a_flood_turns_nobody_else_away() -> None:
+def test_each_lane_is_bounded_separately() -> None:
     queue = OperationQueue(10)
     _ = queue.put(operations("flood", 90))
     assert not queue.has_capacity(operations("flood", 20), 100)
@@ -86,7 +86,7 @@ def test_each_lane_has_its_own_bound__so_a_flood_turns_nobody_else_away() -> Non
 
 
 @story
-def test_what_is_given_back_comes_first_in_its_order__also_one_by_one() -> None:
+def test_returned_operations_keep_order_and_go_first() -> None:
     queue = OperationQueue(10)
     _ = queue.put(operations("a", 4))
     _ = queue.put(scheduler(4))
@@ -102,7 +102,7 @@ def test_what_is_given_back_comes_first_in_its_order__also_one_by_one() -> None:
 
 
 @story
-def test_a_large_ask_that_is_given_back_goes_on_where_it_was() -> None:
+def test_returned_large_request_resumes_in_order() -> None:
     queue = OperationQueue(10)
     answer = queue.put(operations("a", 25))
     first, second = queue.take(), queue.take()
@@ -115,16 +115,16 @@ def test_a_large_ask_that_is_given_back_goes_on_where_it_was() -> None:
 
 
 @story
-def test_those_who_left_are_passed_over_in_every_lane() -> None:
+def test_cancelled_requests_are_skipped_in_every_lane() -> None:
     queue = OperationQueue(10)
-    for who in ("a", "b"):
-        _ = queue.put(operations(who, 3)).cancel()
+    for name in ("a", "b"):
+        _ = queue.put(operations(name, 3)).cancel()
     _ = queue.put(scheduler(3)).cancel()
     assert queue.count == 9 and queue.take() == [] and queue.count == 0 and not queue
 
 
 @story
-def test_what_is_put_off_stands_before_nobody_else__nor_before_others_of_its_lane() -> None:
+def test_deferred_rest_does_not_delay_others() -> None:
     queue = OperationQueue(10)
     first = queue.put(operations("flood", 10))
     _ = queue.put(operations("flood", 5))
@@ -141,7 +141,7 @@ def test_what_is_put_off_stands_before_nobody_else__nor_before_others_of_its_lan
 
 
 @story
-def test_a_bind_does_not_wait_until_a_controller_has_made_all_that_it_asked_for() -> None:
+def test_deferred_controller_operations_do_not_delay_bind() -> None:
     queue = OperationQueue(10)
     _ = queue.put(operations("controller", 10, Role.WORKLOADS))
     pieces = queue.take()
@@ -152,14 +152,14 @@ def test_a_bind_does_not_wait_until_a_controller_has_made_all_that_it_asked_for(
 
 
 @story
-def test_whoever_was_only_put_off_is_decided_in_the_next_batch__however_little_each_has_room_for() -> None:
+def test_deferred_requests_are_decided_in_next_batch() -> None:
     queue = OperationQueue(10)
     for _ in range(5):
         _ = queue.put(operations("flood", 4))
     gentle, own = queue.put(operations("gentle", 1)), queue.put(scheduler(1))
     turns = 0
     while not (gentle.done() and own.done()):
-        decided, rest = split_slices(queue.take(), 2)  # no more fit into a batch than two
+        decided, rest = split_slices(queue.take(), 2)  # a batch has room for two
         queue.defer(rest, decided)
         queue.answer(decided, [Accepted(1)] * sum(len(piece.operations) for piece in decided))
         turns += 1

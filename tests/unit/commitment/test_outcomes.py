@@ -1,4 +1,4 @@
-"""Has every operation one outcome, for as long as its id is kept, and none after? Windows, horizons, abandoned ids."""
+"""Outcomes of operations: one per id while it is retained, none afterwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remit.model.metadata import Metadata
 from remit.model.secrets import Config, DataSpec
 from remit.store import chain
 from tests.properties.authority_world import USER, Scope, story, workload
-from tests.unit.commitment.authority_fixture import spawned
+from tests.unit.commitment.authority_fixture import spawn_replicas
 
 NOTHING = Delete("Secret", "none", "t1")
 
@@ -23,8 +23,8 @@ def code(answer: object) -> Code | None:
 
 
 @story
-async def test_after_a_quiet_time_the_first_id_of_the_new_window_is_taken(scope: Scope) -> None:
-    """Status counts windows by the clock; the books learn of one only from a batch."""
+async def test_first_id_of_new_window_after_idle_time_is_accepted(scope: Scope) -> None:
+    """Status advances windows by the clock; the books learn of one only from a batch."""
     scope.clock.at_ms += 3 * WINDOW_MS
     operation = await scope.operation(USER, Apply(workload("w")))
     assert operation.id.split(".")[1] == "4"
@@ -32,7 +32,7 @@ async def test_after_a_quiet_time_the_first_id_of_the_new_window_is_taken(scope:
 
 
 @story
-async def test_an_id_from_before_the_horizon_is_refused_and_never_executed(scope: Scope) -> None:
+async def test_id_before_horizon_is_refused_and_never_applied(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     scope.clock.at_ms += (WINDOWS_RETAINED + 2) * WINDOW_MS
     await scope.ask(USER, NOTHING)
@@ -41,14 +41,14 @@ async def test_an_id_from_before_the_horizon_is_refused_and_never_executed(scope
 
 
 @story
-async def test_an_id_from_a_window_that_has_not_begun_is_refused(scope: Scope) -> None:
+async def test_id_of_future_window_is_refused(scope: Scope) -> None:
     status = await scope.lead.authority.status()
     early = Operation(OperationID(f"{status.incarnation}.{status.window + 1}.x"), USER, NOTHING)
     assert code(await scope.send([early])) is Code.OPERATION_EXPIRED
 
 
 @story
-async def test_a_retry_within_the_kept_windows_finds_the_first_answer_also_after_a_takeover(scope: Scope) -> None:
+async def test_retry_in_retained_windows_gets_first_answer_after_takeover(scope: Scope) -> None:
     """F01"""
     operation = await scope.operation(USER, Apply(workload("w")))
     first = await scope.send([operation])
@@ -61,7 +61,7 @@ async def test_a_retry_within_the_kept_windows_finds_the_first_answer_also_after
 
 
 @story
-async def test_the_same_id_with_another_payload_is_refused_and_the_first_outcome_stands(scope: Scope) -> None:
+async def test_reused_id_with_other_payload_is_refused(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     first = await scope.send([operation])
     other = Operation(operation.id, USER, Apply(workload("other")))
@@ -73,8 +73,8 @@ async def test_the_same_id_with_another_payload_is_refused_and_the_first_outcome
 
 
 @story
-async def test_abandoning_what_has_happened_answers_its_outcome(scope: Scope) -> None:
-    await spawned(scope, "w", 2, replicas=5)
+async def test_abandon_of_decided_operation_returns_its_outcome(scope: Scope) -> None:
+    await spawn_replicas(scope, "w", 2, replicas=5)
     done = await scope.operation(scope.actors["workloads"], Spawn("t1", "w", 1, 2, 3))
     refused = await scope.operation(USER, NOTHING)
     await scope.send([done, refused])
@@ -85,7 +85,7 @@ async def test_abandoning_what_has_happened_answers_its_outcome(scope: Scope) ->
 
 
 @story
-async def test_what_was_abandoned_before_it_happened_never_happens(scope: Scope) -> None:
+async def test_abandoned_operation_is_never_applied(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     (verdict,) = await scope.ask(USER, Abandon(operation.id))
     assert isinstance(verdict, Refused) and verdict.code is Code.ABANDONED
@@ -96,7 +96,7 @@ async def test_what_was_abandoned_before_it_happened_never_happens(scope: Scope)
 
 
 @story
-async def test_abandoning_within_one_batch_takes_the_order_of_asking(scope: Scope) -> None:
+async def test_abandon_within_batch_follows_request_order(scope: Scope) -> None:
     first, second = [await scope.operation(USER, Apply(workload(name))) for name in ("a", "b")]
     before = await scope.operation(USER, Abandon(first.id))
     after = await scope.operation(USER, Abandon(second.id))
@@ -109,8 +109,8 @@ def entry(name: str) -> AuditEntry:
     return AuditEntry(name, "d", "note", "", "", "", "", 0, 0, 0, 0, "", "", "")
 
 
-def test_too_many_outcomes_move_the_horizon_up_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bounded by count, too: a deed is refused rather than forgotten and repeated."""
+def test_outcome_limit_raises_horizon_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number is bounded too: an operation is refused rather than forgotten and repeated."""
     monkeypatch.setattr(kept, "OUTCOMES_MAX", 5)
     outcomes = Outcomes("i", 1, 1)
     for window in (1, 2):
@@ -125,8 +125,8 @@ def test_too_many_outcomes_move_the_horizon_up_early(monkeypatch: pytest.MonkeyP
     assert outcomes.first_sequence(2, 9) == 2
 
 
-def test_a_batch_whose_outcomes_are_promised_is_not_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F01 F20: else a new authority would not find the outcome, and would do the deed again."""
+def test_batch_with_retained_outcomes_is_not_pruned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """F01 F20: otherwise a new authority would not find the outcome and apply the operation again."""
     monkeypatch.setattr(module, "AUDIT_BATCHES", 10)
 
     @story
@@ -141,8 +141,8 @@ def test_a_batch_whose_outcomes_are_promised_is_not_pruned(monkeypatch: pytest.M
     within_one_window()
 
 
-def test_a_batch_outlives_the_audit_while_its_window_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However fast batches follow each other, a retry within the kept windows gets the first answer."""
+def test_batch_outlives_audit_while_window_is_retained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However frequent batches are, a retry in the retained windows gets the first answer."""
     monkeypatch.setattr(module, "AUDIT_BATCHES", 10)
 
     @story
@@ -160,14 +160,14 @@ def test_a_batch_outlives_the_audit_while_its_window_is_kept(monkeypatch: pytest
         for _ in range(40):
             await scope.ask(USER, NOTHING)
         assert code(await scope.send([operation])) is Code.OPERATION_EXPIRED
-        assert batch_key(first.revision) not in scope.checker.rows, "and now its batch is pruned"
+        assert batch_key(first.revision) not in scope.checker.rows, "now its batch is pruned"
 
     over_many_windows()
 
 
 @story
 async def test_outcomes_are_found_behind_thousands_of_takeovers(scope: Scope) -> None:
-    """F20: an authority that dies at each start leaves a long chain without decisions, and must not hide the last one."""
+    """F20: repeated crashes at start leave many empty batches, which must not hide the last decisions."""
     operation = await scope.operation(USER, Apply(workload("w")))
     first = await scope.send([operation])
     for _ in range(10_050):
@@ -179,7 +179,7 @@ async def test_outcomes_are_found_behind_thousands_of_takeovers(scope: Scope) ->
 
 
 @story
-async def test_a_claim_too_large_to_store_is_refused_and_the_authority_lives(scope: Scope) -> None:
+async def test_oversized_claim_is_refused_and_authority_survives(scope: Scope) -> None:
     data = {f"k{i}": "x" * 60_000 for i in range(200)}
     huge = Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data=data))
     assert await scope.refused(USER, Apply(huge)) is Code.LIMIT

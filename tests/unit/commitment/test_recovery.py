@@ -1,4 +1,4 @@
-"""What does a restored scope still believe? Nodes that have not reported, leases of before, work that must never run twice."""
+"""Recovery after a restore: awaited nodes, vacant leases, work that must never run twice."""
 
 from __future__ import annotations
 
@@ -6,35 +6,36 @@ from remit.commitment.recovery import LEASE_EPOCHS_PER_STORE_EPOCH, acknowledged
 from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, BindGang, Code, Delete, Mark, Refused, Reserve, Vacate
 from remit.model.kinds import NodeHealth
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, node, story, workload
-from tests.unit.commitment.authority_fixture import T1, bind, move, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas
 
 AWAITED = "summary/awaited/node/"
 
 
-async def restored(scope: Scope, lease: str = "") -> None:
-    """The store as it was a moment ago, under a new authority. Leases are vacant, and every node is awaited; `lease`, if any,
-    was taken by somebody after the backup, at epochs that the backup does not know.
+async def restore_backup(scope: Scope, lease: str = "") -> None:
+    """Restore the present state under a new authority; all leases are vacant, all nodes awaited.
+
+    `lease`, if given, was acquired after the backup, at epochs unknown to it.
     """
     backup = await scope.store.inner.backup()
     for _ in range(3 if lease else 0):
         await scope.acquire(lease)
     await scope.restore(backup)
-    scope.reborn = False  # else the harness would let every node report at once
+    scope.reborn = False  # otherwise the harness lets every node report at once
     await scope.take_over()
 
 
-async def led_again(scope: Scope, *leases: str) -> None:
+async def acquire_leases(scope: Scope, *leases: str) -> None:
     for lease in leases:
         await scope.acquire(lease)
 
 
-async def marked(scope: Scope, name: str, *healths: NodeHealth) -> None:
+async def mark_node(scope: Scope, name: str, *healths: NodeHealth) -> None:
     for health in healths:
         await scope.must(scope.actors["node-lifecycle"], Mark(name, scope.at(f"node/{name}"), health))
 
 
-def awaited(scope: Scope) -> list[str]:
-    """The nodes that are awaited, as the rows have it; the books must have the same."""
+def awaited_nodes(scope: Scope) -> list[str]:
+    """The awaited nodes by the rows; the books must agree."""
     rows = sorted(key for key in scope.checker.rows if key.startswith(AWAITED))
     assert sorted(scope.books.awaited_nodes) == rows
     return [key.removeprefix(AWAITED) for key in rows]
@@ -52,67 +53,67 @@ async def refusal(scope: Scope, claim: Bind | Reserve | BindGang) -> Refused:
 
 
 @story
-async def test_a_node_that_is_awaited_is_not_deleted(scope: Scope) -> None:
-    """Whatever waits for it would wait for ever; once it is given up as lost it may go."""
-    await restored(scope)
-    await led_again(scope, "node-lifecycle")
+async def test_awaited_node_is_not_deleted(scope: Scope) -> None:
+    """Work that awaits it would wait for ever; once marked lost it may be deleted."""
+    await restore_backup(scope)
+    await acquire_leases(scope, "node-lifecycle")
     assert await scope.refused(OPERATOR, Delete("Node", "n2")) is Code.AWAITING_REPORTS
-    await marked(scope, "n2", NodeHealth.LOST)
+    await mark_node(scope, "n2", NodeHealth.LOST)
     await scope.must(OPERATOR, Delete("Node", "n2"))
-    assert awaited(scope) == ["n1"]
+    assert awaited_nodes(scope) == ["n1"]
 
 
 @story
-async def test_every_node_is_unknown_and_awaited_also_one_that_was_lost(scope: Scope) -> None:
-    """It may have come back after the backup."""
+async def test_every_node_is_unknown_and_awaited_after_restore(scope: Scope) -> None:
+    """Even a lost node may have come back after the backup."""
     await scope.must(OPERATOR, Apply(node("n3")))
-    await marked(scope, "n3", NodeHealth.LOST)
-    await restored(scope)
+    await mark_node(scope, "n3", NodeHealth.LOST)
+    await restore_backup(scope)
     assert [scope.row(f"node/{name}")["status"]["health"] for name in ("n1", "n2", "n3")] == ["unknown"] * 3
-    assert awaited(scope) == ["n1", "n2", "n3"]
-    (key,) = await spawned_again(scope, "w")
+    assert awaited_nodes(scope) == ["n1", "n2", "n3"]
+    (key,) = await spawn_after_restore(scope, "w")
     assert await scope.refused(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1)) is Code.NODE_UNREADY
 
 
-async def spawned_again(scope: Scope, name: str, count: int = 1, **shape: object) -> list[str]:
-    await led_again(scope, "scheduler", "workloads", "node-lifecycle")
-    return await spawned(scope, name, count, **shape)
+async def spawn_after_restore(scope: Scope, name: str, count: int = 1, **shape: object) -> list[str]:
+    await acquire_leases(scope, "scheduler", "workloads", "node-lifecycle")
+    return await spawn_replicas(scope, name, count, **shape)
 
 
 @story
-async def test_work_that_must_never_run_twice_waits_until_each_node_is_ready_or_lost(scope: Scope) -> None:
-    """A replica that is pending in the backup may have been bound since, and be running on any of them."""
-    a, b = await spawned(scope, "job", 2, type_="job")
-    gang = await spawned(scope, "g", 2, type_="job", gang=2)
-    await restored(scope)
-    await led_again(scope, "scheduler", "node-lifecycle")
-    await marked(scope, "n1", NodeHealth.JOINING)
-    assert awaited(scope) == ["n1", "n2"], "one that joins has not reported yet"
-    await marked(scope, "n1", NodeHealth.READY)
-    assert awaited(scope) == ["n2"]
-    said = await refusal(scope, Bind(a, scope.at(a), "n1", T1))
-    assert said.code is Code.AWAITING_REPORTS and a in said.detail, "n1 is ready; but it may be running on n2"
+async def test_fenced_work_waits_until_every_node_is_ready_or_lost(scope: Scope) -> None:
+    """A replica that is pending in the backup may have been bound since, and run on any of them."""
+    a, b = await spawn_replicas(scope, "job", 2, type_="job")
+    gang = await spawn_replicas(scope, "g", 2, type_="job", gang=2)
+    await restore_backup(scope)
+    await acquire_leases(scope, "scheduler", "node-lifecycle")
+    await mark_node(scope, "n1", NodeHealth.JOINING)
+    assert awaited_nodes(scope) == ["n1", "n2"], "a joining node has not reported yet"
+    await mark_node(scope, "n1", NodeHealth.READY)
+    assert awaited_nodes(scope) == ["n2"]
+    refused = await refusal(scope, Bind(a, scope.at(a), "n1", T1))
+    assert refused.code is Code.AWAITING_REPORTS and a in refused.detail, "n1 is ready, but it may run on n2"
     assert (await refusal(scope, Reserve(a, scope.at(a), "n1", T1))).code is Code.AWAITING_REPORTS
     together = BindGang(tuple(Bind(key, scope.at(key), "n1", T1) for key in gang))
-    said = await refusal(scope, together)
-    assert said.code is Code.GANG_SHORT and "awaiting_reports" in said.detail
+    refused = await refusal(scope, together)
+    assert refused.code is Code.GANG_SHORT and "awaiting_reports" in refused.detail
     await scope.take_over()
-    assert awaited(scope) == ["n2"], "a successor waits for the same"
+    assert awaited_nodes(scope) == ["n2"], "the next authority waits too"
     assert (await refusal(scope, Bind(a, scope.at(a), "n1", T1))).code is Code.AWAITING_REPORTS
-    await marked(scope, "n2", NodeHealth.LOST)
-    assert awaited(scope) == []
+    await mark_node(scope, "n2", NodeHealth.LOST)
+    assert awaited_nodes(scope) == []
     await bind(scope, a)
     await scope.must(scope.actors["scheduler"], Reserve(b, scope.at(b), "n1", T1), together)
 
 
 @story
-async def test_the_last_report_and_the_binding_may_come_in_one_batch(scope: Scope) -> None:
-    (key,) = await spawned(scope, "job", type_="job")
-    await restored(scope)
-    await led_again(scope, "scheduler", "node-lifecycle")
+async def test_last_report_and_binding_may_share_batch(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "job", type_="job")
+    await restore_backup(scope)
+    await acquire_leases(scope, "scheduler", "node-lifecycle")
     for name in ("n1", "n2"):
-        await marked(scope, name, NodeHealth.JOINING)
-    await marked(scope, "n1", NodeHealth.READY)
+        await mark_node(scope, name, NodeHealth.JOINING)
+    await mark_node(scope, "n1", NodeHealth.READY)
     last = await scope.operation(scope.actors["node-lifecycle"], Mark("n2", scope.at("node/n2"), NodeHealth.READY))
     early = await scope.operation(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
     late = await scope.operation(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1))
@@ -126,28 +127,28 @@ async def test_the_last_report_and_the_binding_may_come_in_one_batch(scope: Scop
 
 
 @story
-async def test_work_that_would_rather_run_twice_than_not_at_all_is_not_held_up(scope: Scope) -> None:
-    (service,) = await spawned(scope, "service")
-    (job,) = await spawned(scope, "eager", type_="job", replace="eager")
-    (fenced,) = await spawned(scope, "fenced", replace="fenced")
-    await restored(scope)
-    await led_again(scope, "scheduler", "node-lifecycle")
-    await marked(scope, "n1", NodeHealth.JOINING, NodeHealth.READY)
-    assert awaited(scope) == ["n2"]
+async def test_eager_work_does_not_wait_for_reports(scope: Scope) -> None:
+    (service,) = await spawn_replicas(scope, "service")
+    (job,) = await spawn_replicas(scope, "eager", type_="job", replace="eager")
+    (fenced,) = await spawn_replicas(scope, "fenced", replace="fenced")
+    await restore_backup(scope)
+    await acquire_leases(scope, "scheduler", "node-lifecycle")
+    await mark_node(scope, "n1", NodeHealth.JOINING, NodeHealth.READY)
+    assert awaited_nodes(scope) == ["n2"]
     await bind(scope, service)
     await bind(scope, job)
     assert (await refusal(scope, Bind(fenced, scope.at(fenced), "n1", T1))).code is Code.AWAITING_REPORTS
 
 
 @story
-async def test_what_ran_is_unknown_until_its_node_says_and_what_did_not_stays_as_it_was(scope: Scope) -> None:
-    pending, reserved, running, finished = await spawned(scope, "w", 4, type_="job")
+async def test_running_replica_is_unknown_until_node_reports(scope: Scope) -> None:
+    pending, reserved, running, finished = await spawn_replicas(scope, "w", 4, type_="job")
     await scope.must(scope.actors["scheduler"], Reserve(reserved, scope.at(reserved), "n1", T1))
     for key in (running, finished):
         await bind(scope, key)
-        await move(scope, key, "start", "run")
-    await move(scope, finished, "finish")
-    await restored(scope)
+        await commit_transitions(scope, key, "start", "run")
+    await commit_transitions(scope, finished, "finish")
+    await restore_backup(scope)
     assert [scope.phase(key) for key in (pending, reserved, running, finished)] == [
         "pending",
         "reserved",
@@ -156,8 +157,8 @@ async def test_what_ran_is_unknown_until_its_node_says_and_what_did_not_stays_as
     ]
     status = scope.row(running)["status"]
     assert (status["before"], status["reason"], status["node"]) == ("running", "restored", "n1")
-    await led_again(scope, "agent/n1")
-    await move(scope, running, "resume")
+    await acquire_leases(scope, "agent/n1")
+    await commit_transitions(scope, running, "resume")
     assert scope.phase(running) == "running"
 
 
@@ -165,26 +166,26 @@ async def test_what_ran_is_unknown_until_its_node_says_and_what_did_not_stays_as
 
 
 @story
-async def test_every_lease_is_vacant_and_nobody_of_before_may_act(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def test_every_lease_is_vacant_and_former_holder_refused(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     old = scope.actors["scheduler"]
-    await restored(scope)
+    await restore_backup(scope)
     assert "holder" not in scope.row("lease/scheduler")["spec"]
     assert await scope.refused(old, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH
     assert not await scope.lead.authority.renew(old)
     rival = Actor("rival", old.role)
     (verdict,) = await scope.ask(rival, Acquire("scheduler", HOUR))
-    assert isinstance(verdict, Accepted), "it need not wait for the term of a holder that is gone"
+    assert isinstance(verdict, Accepted), "no wait for the term of the former holder"
 
 
 @story
-async def test_an_epoch_that_was_handed_out_after_the_backup_does_not_come_back(scope: Scope) -> None:
-    """Its holder has the name that the next one will have; only the epoch tells them apart."""
+async def test_epoch_issued_after_backup_is_not_reused(scope: Scope) -> None:
+    """The former holder may have the same name as the next one; only the epoch distinguishes them."""
     await scope.acquire("scheduler/x")
     known = scope.row("lease/scheduler/x")["spec"]["epoch"]
-    await restored(scope, lease="scheduler/x")
+    await restore_backup(scope, lease="scheduler/x")
     zombie = scope.actors["scheduler/x"]
-    assert zombie.epoch == known + 3, "the backup knows nothing of the last three"
+    assert zombie.epoch == known + 3, "the backup does not know the last three"
     epoch = scope.row("head")["epoch"]
     assert scope.row("lease/scheduler/x")["spec"]["epoch"] == epoch * LEASE_EPOCHS_PER_STORE_EPOCH
     taken: list[int] = []
@@ -196,37 +197,37 @@ async def test_an_epoch_that_was_handed_out_after_the_backup_does_not_come_back(
 
 
 @story
-async def test_a_second_restore_passes_the_epochs_of_the_first(scope: Scope) -> None:
+async def test_second_restore_issues_higher_epochs(scope: Scope) -> None:
     backup = await scope.store.inner.backup()
     await scope.restore(backup)
     scope.reborn = False
     await scope.take_over()
-    await led_again(scope, "scheduler")
+    await acquire_leases(scope, "scheduler")
     first = scope.actors["scheduler"].epoch
     await scope.restore(backup)
     scope.reborn = False
     await scope.take_over()
-    await led_again(scope, "scheduler")
+    await acquire_leases(scope, "scheduler")
     assert scope.actors["scheduler"].epoch > first
 
 
-# -- once, and what is lost -------------------------------------------------------------------------------------------------
+# -- second takeover, lost commits ------------------------------------------------------------------------------------------
 
 
 @story
-async def test_a_restored_scope_doubts_once(scope: Scope) -> None:
-    await restored(scope)
-    await led_again(scope, "node-lifecycle", "scheduler")
-    await marked(scope, "n1", NodeHealth.JOINING, NodeHealth.READY)
+async def test_restored_scope_resets_nodes_and_leases_only_once(scope: Scope) -> None:
+    await restore_backup(scope)
+    await acquire_leases(scope, "node-lifecycle", "scheduler")
+    await mark_node(scope, "n1", NodeHealth.JOINING, NodeHealth.READY)
     held = scope.row("lease/scheduler")["spec"]
     await scope.take_over()
     assert scope.row("node/n1")["status"]["health"] == "ready"
     assert scope.row("lease/scheduler")["spec"] == held
-    assert awaited(scope) == ["n2"]
+    assert awaited_nodes(scope) == ["n2"]
 
 
 @story
-async def test_what_was_answered_after_the_backup_is_listed(scope: Scope) -> None:
+async def test_commits_after_backup_are_listed_as_lost(scope: Scope) -> None:
     backup = await scope.store.inner.backup()
     last = scope.row("head")["sequence"]
     await scope.must(USER, Apply(workload("a")))
@@ -238,18 +239,18 @@ async def test_what_was_answered_after_the_backup_is_listed(scope: Scope) -> Non
 
 
 @story
-async def test_a_lease_that_the_backup_does_not_know_does_not_begin_anew(scope: Scope) -> None:
-    """F10: taken after the backup and lost with it; whoever held it then must not be taken for whoever holds it now."""
-    (key,) = await spawned(scope, "w")
-    await restored(scope, "scheduler/x")
+async def test_lease_unknown_to_backup_does_not_restart_its_epochs(scope: Scope) -> None:
+    """F10: acquired after the backup and lost with it; its former holder must not pass for the present one."""
+    (key,) = await spawn_replicas(scope, "w")
+    await restore_backup(scope, "scheduler/x")
     old = scope.actors["scheduler/x"]
     assert old.epoch == 3
     for _ in range(3):
-        await led_again(scope, "scheduler/x")
+        await acquire_leases(scope, "scheduler/x")
     assert scope.actors["scheduler/x"].epoch > LEASE_EPOCHS_PER_STORE_EPOCH
     assert await scope.refused(old, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH
-    await led_again(scope, "scheduler/y")
+    await acquire_leases(scope, "scheduler/y")
     before = scope.actors["scheduler/y"].epoch
-    await restored(scope, "scheduler/z")
-    await led_again(scope, "scheduler/z")
-    assert scope.actors["scheduler/z"].epoch > before, "and past those of the restore before"
+    await restore_backup(scope, "scheduler/z")
+    await acquire_leases(scope, "scheduler/z")
+    assert scope.actors["scheduler/z"].epoch > before, "above the epochs of the restore before"

@@ -1,4 +1,4 @@
-"""Is what contradicts itself refused in words that say where? Grants, declarations, moves; nothing changes by any of them."""
+"""Refusals of contradictory grants, declarations and transitions: code, detail, no effect."""
 
 from __future__ import annotations
 
@@ -36,15 +36,23 @@ from remit.model.records import GrantSpec, Lease, LeaseSpec
 from remit.model.resources import Amount, Duration
 from remit.model.secrets import Config, DataSpec
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload
-from tests.unit.commitment.authority_fixture import T1, bind, meets, move, moving, slice_of, spawned
+from tests.unit.commitment.authority_fixture import (
+    T1,
+    accept_peer,
+    bind,
+    commit_transitions,
+    slice_of,
+    spawn_replicas,
+    transition_claim,
+)
 
 SLICE = slice_of("1", "scheduler")
 BUDGET = GrantSpec(holder="scheduler", amount=amounts(cpu="2"), shares={"t1": amounts(cpu="1")}, purpose="budget", ttl=HOUR)
 HELD = GrantSpec(holder="scope/r1", issuer="scope/global", amount=amounts(cpu="2"), tenant="t1", ttl=HOUR)
 
 
-async def told(scope: Scope, actor: Any, claim: AnyClaim) -> tuple[Code, str]:
-    """Why it was refused, in both forms; nothing has changed."""
+async def refusal(scope: Scope, actor: Any, claim: AnyClaim) -> tuple[Code, str]:
+    """The code and the detail of the refusal; the store is unchanged."""
     before = await scope.dump()
     (verdict,) = await scope.ask(actor, claim)
     assert isinstance(verdict, Refused), f"{claim} was accepted"
@@ -83,22 +91,22 @@ async def told(scope: Scope, actor: Any, claim: AnyClaim) -> tuple[Code, str]:
         ("taken", SLICE, Code.EXISTS, "grant taken exists already"),
     ],
 )
-def test_a_grant_that_contradicts_itself_or_the_books_is_not_issued(name: str, spec: Any, code: Code, words: str) -> None:
+def test_contradictory_grant_is_not_issued(name: str, spec: Any, code: Code, words: str) -> None:
     @story
-    async def tell(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         budgets = scope.actors["budgets"]
         await scope.must(budgets, Issue("taken", BUDGET), Issue("away", slice_of("4", "scope/r2")))
-        found, said = await told(scope, budgets, Issue(name, spec))
-        assert found is code and words in said, said
+        actual, detail = await refusal(scope, budgets, Issue(name, spec))
+        assert actual is code and words in detail, detail
 
-    tell()
+    run_test()
 
 
 @story
-async def test_a_grant_from_elsewhere_is_taken_up_only_as_it_was_made_out(scope: Scope) -> None:
+async def test_peer_grant_is_accepted_only_as_issued(scope: Scope) -> None:
     budgets, now, here = scope.actors["budgets"], scope.clock.at_ms, scope.row("head")["incarnation"]
-    await meets(scope, "scope/x", "g1")
-    await meets(scope, "scope/global", "g1")
+    await accept_peer(scope, "scope/x", "g1")
+    await accept_peer(scope, "scope/global", "g1")
     await scope.must(budgets, Issue("own", SLICE), Accept("held", HELD, 3, now, "g1", here))
     wrong = {
         "name, spec.issuer": Accept("g", replace(HELD, issuer=""), 1, now, "g1", here),
@@ -108,77 +116,79 @@ async def test_a_grant_from_elsewhere_is_taken_up_only_as_it_was_made_out(scope:
         "asked_ms": Accept("g", HELD, 1, now + 1, "g1", here),
     }
     for words, claim in wrong.items():
-        code, said = await told(scope, budgets, claim)
-        assert code is Code.INVALID and words in said
-    assert (await told(scope, budgets, Accept("own", HELD, 9, now, "g1", here)))[0] is Code.EXISTS
-    assert (await told(scope, budgets, Accept("held", replace(HELD, issuer="scope/x"), 9, now, "g1", here)))[0] is Code.EXISTS
-    assert (await told(scope, budgets, Accept("held", HELD, 3, now, "g1", here)))[0] is Code.REVISION
+        code, detail = await refusal(scope, budgets, claim)
+        assert code is Code.INVALID and words in detail
+    assert (await refusal(scope, budgets, Accept("own", HELD, 9, now, "g1", here)))[0] is Code.EXISTS
+    assert (await refusal(scope, budgets, Accept("held", replace(HELD, issuer="scope/x"), 9, now, "g1", here)))[
+        0
+    ] is Code.EXISTS
+    assert (await refusal(scope, budgets, Accept("held", HELD, 3, now, "g1", here)))[0] is Code.REVISION
     await scope.must(budgets, Close("held"))
-    assert (await told(scope, budgets, Accept("held", HELD, 9, now, "g1", here)))[0] is Code.GRANT_VOID, "closed for good"
+    assert (await refusal(scope, budgets, Accept("held", HELD, 9, now, "g1", here)))[0] is Code.GRANT_VOID, "closed finally"
 
 
 @story
-async def test_what_is_given_back_is_held_from_elsewhere_and_not_drawn(scope: Scope) -> None:
+async def test_only_free_capacity_of_peer_grant_is_returned(scope: Scope) -> None:
     budgets, here = scope.actors["budgets"], scope.row("head")["incarnation"]
-    await meets(scope, "scope/global", "g1")
+    await accept_peer(scope, "scope/global", "g1")
     await scope.must(budgets, Issue("own", SLICE), Accept("held", HELD, 1, scope.clock.at_ms, "g1", here))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key, grant="held")
-    assert (await told(scope, budgets, ReturnCapacity("none", amounts(cpu="1"))))[0] is Code.NOT_FOUND
-    assert (await told(scope, budgets, ReturnCapacity("own", amounts(cpu="1"))))[0] is Code.INVALID
-    assert (await told(scope, budgets, ReturnCapacity("held", Amount({"cpu": -1}))))[0] is Code.INVALID
-    code, said = await told(scope, budgets, ReturnCapacity("held", amounts(cpu="2")))
-    assert code is Code.GRANT_SHORT and said == "grant held has 1 cpu free, 2 is needed"
+    assert (await refusal(scope, budgets, ReturnCapacity("none", amounts(cpu="1"))))[0] is Code.NOT_FOUND
+    assert (await refusal(scope, budgets, ReturnCapacity("own", amounts(cpu="1"))))[0] is Code.INVALID
+    assert (await refusal(scope, budgets, ReturnCapacity("held", Amount({"cpu": -1}))))[0] is Code.INVALID
+    code, detail = await refusal(scope, budgets, ReturnCapacity("held", amounts(cpu="2")))
+    assert code is Code.GRANT_SHORT and detail == "grant held has 1 cpu free, 2 is needed"
     assert await scope.must(budgets, ReturnCapacity("held", amounts(cpu="1"))) == [1]
-    assert await scope.must(budgets, Close("held")) == [2], "each report has its number"
-    assert scope.row("grant/held")["spec"]["amount"] == {"cpu": "1"}, "what is drawn stays"
+    assert await scope.must(budgets, Close("held")) == [2], "reports are numbered"
+    assert scope.row("grant/held")["spec"]["amount"] == {"cpu": "1"}, "the drawn part stays"
 
 
 @story
-async def test_a_grant_is_ended_by_those_who_may_and_when_they_may(scope: Scope) -> None:
+async def test_grant_is_closed_and_renewed_only_by_its_owner_in_time(scope: Scope) -> None:
     budgets, repair, here = scope.actors["budgets"], scope.actors["repair"], scope.row("head")["incarnation"]
-    await meets(scope, "scope/global", "g1")
-    await meets(scope, "scope/r2", "r2")
+    await accept_peer(scope, "scope/global", "g1")
+    await accept_peer(scope, "scope/r2", "r2")
     await scope.must(budgets, Issue("own", slice_of("1", "scheduler", Duration(1_000))), Issue("away", slice_of("1")))
     await scope.must(budgets, Accept("held", HELD, 1, scope.clock.at_ms, "g1", here))
     for claim in (Close("none"), Renew("none"), Credit("none", 1, 1, Amount(), "r2", here)):
-        assert (await told(scope, budgets, claim))[0] is Code.NOT_FOUND
-    assert (await told(scope, budgets, Renew("held")))[0] is Code.NOT_OWNER, "its issuer renews it"
-    assert (await told(scope, budgets, Credit("own", 1, 1, Amount(), "r2", here)))[0] is Code.INVALID, (
-        "no report is needed of it"
+        assert (await refusal(scope, budgets, claim))[0] is Code.NOT_FOUND
+    assert (await refusal(scope, budgets, Renew("held")))[0] is Code.NOT_OWNER, "only its issuer renews it"
+    assert (await refusal(scope, budgets, Credit("own", 1, 1, Amount(), "r2", here)))[0] is Code.INVALID, (
+        "a local grant needs no report"
     )
-    assert (await told(scope, repair, Close("own")))[0] is Code.WAIT
+    assert (await refusal(scope, repair, Close("own")))[0] is Code.WAIT
     scope.clock.at_ms += 1_000
     await scope.must(repair, Close("own"))
     await scope.must(budgets, Credit("away", 1, 1, Amount(), "r2", here, final=True))
-    assert (await told(scope, budgets, Renew("away")))[0] is Code.GRANT_VOID
-    assert await scope.must(budgets, Credit("away", 1, 1, Amount(), "r2", here)) == [1], "what was reported is reported"
+    assert (await refusal(scope, budgets, Renew("away")))[0] is Code.GRANT_VOID
+    assert await scope.must(budgets, Credit("away", 1, 1, Amount(), "r2", here)) == [1], "a repeated report is accepted"
 
 
 @story
-async def test_what_another_scope_holds_is_drawn_there_whatever_somebody_here_is_called(scope: Scope) -> None:
+async def test_grant_of_peer_scope_is_not_drawn_by_local_namesake(scope: Scope) -> None:
     await scope.must(scope.actors["budgets"], Issue("away", slice_of("4", "scope/r2")))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     (epoch,) = await scope.must(Actor("scope/r2", Role.SCHEDULER), Acquire("scheduler/x", HOUR))
     namesake = Actor("scope/r2", Role.SCHEDULER, "scheduler/x", epoch)
-    code, said = await told(scope, namesake, Bind(key, scope.at(key), "n1", "away"))
-    assert code is Code.NOT_OWNER and said.endswith("only that scope draws on it")
+    code, detail = await refusal(scope, namesake, Bind(key, scope.at(key), "n1", "away"))
+    assert code is Code.NOT_OWNER and detail.endswith("only that scope draws on it")
 
 
 @story
-async def test_only_another_scope_is_declared_lost(scope: Scope) -> None:
-    assert (await told(scope, OPERATOR, DeclareLost("scheduler")))[0] is Code.INVALID
+async def test_only_peer_scope_can_be_declared_lost(scope: Scope) -> None:
+    assert (await refusal(scope, OPERATOR, DeclareLost("scheduler")))[0] is Code.INVALID
 
 
 @story
-async def test_a_holder_vouches_for_its_own_and_for_what_can_be_charged(scope: Scope) -> None:
+async def test_holder_confirms_only_its_own_chargeable_grants(scope: Scope) -> None:
     await scope.must(OPERATOR, *(Apply(Region(metadata=Metadata(name=name))) for name in ("r2", "r3")))
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("4")))
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
     here = scope.row("head")["incarnation"]
     for name in ("r2", "r3"):
-        await meets(scope, f"scope/{name}", name)
+        await accept_peer(scope, f"scope/{name}", name)
     budgets = scope.actors["budgets"]
     wrong: list[tuple[Code, ConfirmHoldings]] = [
         (Code.INVALID, ConfirmHoldings("scope/r2", 7, {"s": replace(slice_of("1"), ttl=Duration(0))}, "r2", here)),
@@ -187,23 +197,28 @@ async def test_a_holder_vouches_for_its_own_and_for_what_can_be_charged(scope: S
         (Code.NOT_FOUND, ConfirmHoldings("scope/r2", 7, {"new": slice_of("1", parent="none")}, "r2", here)),
     ]
     for code, claim in wrong:
-        assert (await told(scope, budgets, claim))[0] is code, claim
+        assert (await refusal(scope, budgets, claim))[0] is code, claim
     await scope.must(budgets, ConfirmHoldings("scope/r2", 7, {"s": slice_of("5")}, "r2", here))
-    assert scope.books.grants[T1].granted_on == {"cpu": 5000}, "it knows of more than the backup does"
+    assert scope.books.grants[T1].granted_on == {"cpu": 5000}, "more than in the backup"
 
 
 # -- declarations -----------------------------------------------------------------------------------------------------------
 
 
 @story
-async def test_a_declaration_names_what_there_is_and_what_can_be(scope: Scope) -> None:
+async def test_invalid_declaration_is_refused_with_field_and_reason(scope: Scope) -> None:
     own = Lease(metadata=RecordMetadata(name="scheduler"), spec=LeaseSpec(holder="me", epoch=9))
     twice = (Device(name="gpu-0", kind="gpu"), Device(name="gpu-0", kind="gpu"))
     same = node("n9")
     wrong: list[tuple[Any, AnyClaim, Code, str]] = [
         (OPERATOR, Apply(own), Code.INVALID, "a Lease is a record of the authority and cannot be declared"),
-        (USER, Apply(workload("w", owner="")), Code.INVALID, "metadata.tenant: is missing: a Workload belongs to a tenant"),
-        (OPERATOR, Apply(replace(same, metadata=Metadata(name="n9", tenant="t1"))), Code.INVALID, "belongs to no tenant"),
+        (USER, Apply(workload("w", owner="")), Code.INVALID, "metadata.tenant: is required for a Workload"),
+        (
+            OPERATOR,
+            Apply(replace(same, metadata=Metadata(name="n9", tenant="t1"))),
+            Code.INVALID,
+            "does not belong to a tenant",
+        ),
         (USER, Apply(workload("w", owner="t9")), Code.NOT_FOUND, "tenant t9 does not exist"),
         (USER, Apply(workload("w", priority="none")), Code.NOT_FOUND, "spec.priorityClass: "),
         (USER, Apply(workload("w"), expect=7), Code.NOT_FOUND, "no longer exists"),
@@ -213,58 +228,58 @@ async def test_a_declaration_names_what_there_is_and_what_can_be(scope: Scope) -
         (USER, Delete("Workload", "none", "t1"), Code.NOT_FOUND, "workload/t1/none does not exist"),
     ]
     for actor, claim, code, words in wrong:
-        found, said = await told(scope, actor, claim)
-        assert found is code and words in said, (claim, said)
+        actual, detail = await refusal(scope, actor, claim)
+        assert actual is code and words in detail, (claim, detail)
     models = tuple(DeviceRequest(kind="gpu", count=1, models=(f"M{n}", f"M{n + 1}")) for n in range(80))
-    code, said = await told(scope, USER, Apply(workload("w", devices=models)))
-    assert code is Code.INVALID and said.startswith("spec.template.devices: ")
+    code, detail = await refusal(scope, USER, Apply(workload("w", devices=models)))
+    assert code is Code.INVALID and detail.startswith("spec.template.devices: ")
 
 
 @story
-async def test_a_region_with_nodes_stays(scope: Scope) -> None:
+async def test_region_with_nodes_is_not_deleted(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r1"))))
-    code, said = await told(scope, OPERATOR, Delete("Region", "r1"))
-    assert code is Code.IN_USE and said == "region r1 has 2 nodes; delete these first"
+    code, detail = await refusal(scope, OPERATOR, Delete("Region", "r1"))
+    assert code is Code.IN_USE and detail == "region r1 has 2 nodes; delete these first"
     await scope.must(OPERATOR, Delete("Node", "n1"), Delete("Node", "n2"), Delete("Region", "r1"))
 
 
 @story
-async def test_the_loop_that_ends_workloads_may_delete_them_and_nothing_else(scope: Scope) -> None:
+async def test_workload_controller_may_delete_only_workloads(scope: Scope) -> None:
     workloads = scope.actors["workloads"]
     await scope.must(USER, Apply(workload("w")))
     await scope.must(USER, Apply(Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data={"k": "v"}))))
-    assert (await told(scope, workloads, Delete("Config", "c", "t1")))[0] is Code.ROLE
+    assert (await refusal(scope, workloads, Delete("Config", "c", "t1")))[0] is Code.ROLE
     assert await scope.must(workloads, Delete("Workload", "w", "t1")) == [1]
 
 
-# -- moves ------------------------------------------------------------------------------------------------------------------
+# -- transitions ------------------------------------------------------------------------------------------------------------
 
 
 @story
-async def test_a_move_is_of_what_is_there_and_stands_where_it_starts(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w", type_="job", retries=3)
+async def test_transition_needs_existing_object_revision_and_phase(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w", type_="job", retries=3)
     workloads, nodes = scope.actors["workloads"], scope.actors["node-lifecycle"]
-    assert (await told(scope, workloads, Forget("replica/t1/none-0", 1)))[0] is Code.NOT_FOUND
-    code, said = await told(scope, workloads, Forget(key, scope.at(key)))
-    assert code is Code.PHASE and said.endswith("only a released replica can be forgotten")
-    assert (await told(scope, nodes, Mark("none", 1, NodeHealth.READY)))[0] is Code.NOT_FOUND
-    assert (await told(scope, nodes, Mark("n1", scope.at("node/n1") - 1, NodeHealth.SUSPECT)))[0] is Code.REVISION
-    assert (await told(scope, scope.actors["repair"], Move(key, scope.at(key), "bind", 1)))[0] is Code.INVALID
-    assert (await told(scope, scope.actors["repair"], Move(key, scope.at(key), "cancel", 1)))[0] is Code.ROLE
-    assert (await told(scope, workloads, Spawn("t1", "none", 1, 0)))[0] is Code.NOT_FOUND
-    code, said = await told(scope, scope.actors["repair"], Move(key, scope.at(key), "requeue", 1))
-    assert code is Code.PHASE and said == f"{key} is pending; requeue does not start from that phase"
+    assert (await refusal(scope, workloads, Forget("replica/t1/none-0", 1)))[0] is Code.NOT_FOUND
+    code, detail = await refusal(scope, workloads, Forget(key, scope.at(key)))
+    assert code is Code.PHASE and detail.endswith("only a released replica can be forgotten")
+    assert (await refusal(scope, nodes, Mark("none", 1, NodeHealth.READY)))[0] is Code.NOT_FOUND
+    assert (await refusal(scope, nodes, Mark("n1", scope.at("node/n1") - 1, NodeHealth.SUSPECT)))[0] is Code.REVISION
+    assert (await refusal(scope, scope.actors["repair"], Move(key, scope.at(key), "bind", 1)))[0] is Code.INVALID
+    assert (await refusal(scope, scope.actors["repair"], Move(key, scope.at(key), "cancel", 1)))[0] is Code.ROLE
+    assert (await refusal(scope, workloads, Spawn("t1", "none", 1, 0)))[0] is Code.NOT_FOUND
+    code, detail = await refusal(scope, scope.actors["repair"], Move(key, scope.at(key), "requeue", 1))
+    assert code is Code.PHASE and detail == f"{key} is pending; requeue does not start from that phase"
 
 
 @story
-async def test_what_has_done_its_work_or_lost_its_workload_is_not_queued_again(scope: Scope) -> None:
-    done, cancelled = await spawned(scope, "w", 2, type_="job", retries=3, replicas=2)
+async def test_completed_or_orphaned_replica_is_not_requeued(scope: Scope) -> None:
+    done, cancelled = await spawn_replicas(scope, "w", 2, type_="job", retries=3, replicas=2)
     await bind(scope, done)
-    await move(scope, done, "start", "run")
+    await commit_transitions(scope, done, "start", "run")
     await scope.must(scope.actors["agent/n1"], Move(done, scope.at(done), "finish", 1, "ok"))
-    await move(scope, done, "settle")
-    code, said = await told(scope, *moving(scope, done, "requeue"))
-    assert code is Code.PHASE and said.startswith(f"{done} completed its work")
-    await move(scope, cancelled, "cancel")
+    await commit_transitions(scope, done, "settle")
+    code, detail = await refusal(scope, *transition_claim(scope, done, "requeue"))
+    assert code is Code.PHASE and detail.startswith(f"{done} completed its work")
+    await commit_transitions(scope, cancelled, "cancel")
     await scope.must(USER, Delete("Workload", "w", "t1"))
-    assert (await told(scope, *moving(scope, cancelled, "requeue")))[0] is Code.DELETING
+    assert (await refusal(scope, *transition_claim(scope, cancelled, "requeue")))[0] is Code.DELETING

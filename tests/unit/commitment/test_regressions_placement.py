@@ -1,4 +1,4 @@
-"""Would anybody notice if a promise about placing were broken? Ranks, daemons, gangs, reservations, and where a node stands."""
+"""Regression tests of placement: priorities, daemons, gangs, reservations, node constraints."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from remit.model.policies import PolicyMatch, PolicyRule
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, USER, Scope, amounts, node, story, tenant, workload
-from tests.unit.commitment.authority_fixture import T1, bind, held, move, slice_of, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas, used_on
 
 MINUTE = Duration(60_000)
 
 
-def to(scope: Scope, key: str, name: str = "n1", grant: str = T1) -> Bind:
+def bind_to(scope: Scope, key: str, name: str = "n1", grant: str = T1) -> Bind:
     return Bind(key, scope.at(key), name, grant)
 
 
@@ -28,65 +28,65 @@ async def refusal(scope: Scope, claim: Bind | Reserve | BindGang) -> Refused:
     return verdict
 
 
-# -- ranks ------------------------------------------------------------------------------------------------------------------
+# -- priorities -------------------------------------------------------------------------------------------------------------
 
 
-def capped(most: int, name: str = "cap", **match: object) -> Apply:
+def priority_limit(most: int, name: str = "cap", **match: object) -> Apply:
     rule = PolicyRule(match=PolicyMatch(**match), priority_max=most)  # type: ignore[arg-type]
     return Apply(Policy(metadata=Metadata(name=name), spec=PolicySpec(rules=(rule,))))
 
 
-async def priority(scope: Scope, name: str, owner: str = "t1", **shape: object) -> int:
-    """The priority that a new replica is given: also one whose author wrote its class before there was a rule."""
+async def priority_of_new_replica(scope: Scope, name: str, owner: str = "t1", **shape: object) -> int:
+    """Priority of a new replica of class `top`, also if the class was declared before a policy."""
     await scope.must(scope.actors["rollout"], Apply(workload(name, owner=owner, priority="top", **shape)))  # type: ignore[arg-type]
     await scope.must(scope.actors["workloads"], Spawn(owner, name, 1, 0))
     return int(scope.row(f"replica/{owner}/{name}-0")["spec"].get("priority", 0))
 
 
 @story
-async def test_no_replica_ranks_above_what_the_policies_allow_its_tenant(scope: Scope) -> None:
-    assert await priority(scope, "before") == 1000
-    await scope.must(OPERATOR, capped(50, tenants=("t1",)))
-    assert await priority(scope, "ours") == 50
-    assert await priority(scope, "theirs", "t2") == 1000, "the rule does not speak of them"
-    await scope.must(OPERATOR, capped(20, "second", labels={"tier": "batch"}))
-    assert await priority(scope, "batch", labels={"tier": "batch"}) == 20, "of two rules the stricter"
-    assert await priority(scope, "online", labels={"tier": "online"}) == 50
-    await scope.must(OPERATOR, capped(5000, "generous"))
-    assert await priority(scope, "theirs-too", "t2") == 1000, "a limit raises nobody"
-    assert scope.row("replica/t1/before-0")["spec"]["priority"] == 1000, "and is of new replicas alone"
+async def test_new_replicas_respect_priority_limits_of_policies(scope: Scope) -> None:
+    assert await priority_of_new_replica(scope, "before") == 1000
+    await scope.must(OPERATOR, priority_limit(50, tenants=("t1",)))
+    assert await priority_of_new_replica(scope, "ours") == 50
+    assert await priority_of_new_replica(scope, "theirs", "t2") == 1000, "the rule does not match the tenant"
+    await scope.must(OPERATOR, priority_limit(20, "second", labels={"tier": "batch"}))
+    assert await priority_of_new_replica(scope, "batch", labels={"tier": "batch"}) == 20, "the stricter of two rules"
+    assert await priority_of_new_replica(scope, "online", labels={"tier": "online"}) == 50
+    await scope.must(OPERATOR, priority_limit(5000, "generous"))
+    assert await priority_of_new_replica(scope, "theirs-too", "t2") == 1000, "a limit never raises a priority"
+    assert scope.row("replica/t1/before-0")["spec"]["priority"] == 1000, "existing replicas keep theirs"
 
 
 @story
-async def test_a_rank_can_be_limited_by_the_name_of_the_workload_as_places_can(scope: Scope) -> None:
-    """A rule that speaks of a workload by its own label binds its rank as it binds its place."""
-    await scope.must(OPERATOR, capped(7, labels={"remit/workload": "loud"}))
-    assert await priority(scope, "loud") == 7
-    assert await priority(scope, "quiet") == 1000
+async def test_priority_limit_may_match_workload_name(scope: Scope) -> None:
+    """The built-in workload label selects for priorities as it does for placement."""
+    await scope.must(OPERATOR, priority_limit(7, labels={"remit/workload": "loud"}))
+    assert await priority_of_new_replica(scope, "loud") == 7
+    assert await priority_of_new_replica(scope, "quiet") == 1000
 
 
 @story
-async def test_work_whose_rank_was_limited_preempts_only_what_is_below_the_limit(scope: Scope) -> None:
-    (weak,) = await spawned(scope, "weak", priority="high")
+async def test_replica_with_limited_priority_preempts_only_below_limit(scope: Scope) -> None:
+    (weak,) = await spawn_replicas(scope, "weak", priority="high")
     await bind(scope, weak)
     await scope.must(USER, Apply(workload("strong", priority="top", replicas=1)))
-    await scope.must(OPERATOR, capped(100))
+    await scope.must(OPERATOR, priority_limit(100))
     await scope.must(scope.actors["workloads"], Spawn("t1", "strong", 1, 0))
     strong = "replica/t1/strong-0"
-    said = await refusal(scope, Reserve(strong, scope.at(strong), "n1", T1, victims={weak: scope.at(weak)}))
-    assert said.code is Code.VICTIMS and "has priority 100, which is not lower than 100 of " in said.detail
+    refused = await refusal(scope, Reserve(strong, scope.at(strong), "n1", T1, victims={weak: scope.at(weak)}))
+    assert refused.code is Code.VICTIMS and "has priority 100, which is not lower than 100 of " in refused.detail
     assert scope.phase(weak) == "bound"
 
 
 @story
-async def test_a_class_that_preempts_nobody_waits_its_turn(scope: Scope) -> None:
+async def test_class_without_preemption_may_not_preempt(scope: Scope) -> None:
     polite = PriorityClass(metadata=Metadata(name="polite"), spec=PriorityClassSpec(value=500, preempts=False))
     await scope.must(OPERATOR, Apply(polite))
-    (weak,) = await spawned(scope, "weak", cpu="3")
-    (strong,) = await spawned(scope, "strong", cpu="4", priority="polite")
+    (weak,) = await spawn_replicas(scope, "weak", cpu="3")
+    (strong,) = await spawn_replicas(scope, "strong", cpu="4", priority="polite")
     await bind(scope, weak)
-    said = await refusal(scope, Reserve(strong, scope.at(strong), "n1", T1, victims={weak: scope.at(weak)}))
-    assert said.code is Code.VICTIMS and "does not allow preemption" in said.detail
+    refused = await refusal(scope, Reserve(strong, scope.at(strong), "n1", T1, victims={weak: scope.at(weak)}))
+    assert refused.code is Code.VICTIMS and "does not allow preemption" in refused.detail
     assert scope.phase(weak) == "bound"
     await scope.must(scope.actors["scheduler"], Reserve(strong, scope.at(strong), "n2", T1))
 
@@ -95,40 +95,40 @@ async def test_a_class_that_preempts_nobody_waits_its_turn(scope: Scope) -> None
 
 
 @story
-async def test_a_daemon_has_one_replica_a_node_and_as_many_as_there_are_nodes(scope: Scope) -> None:
-    replicas = await spawned(scope, "d", 4, replicas=1, type_="daemon")
-    (other,) = await spawned(scope, "e", type_="daemon")
+async def test_daemon_has_one_replica_per_node_on_all_nodes(scope: Scope) -> None:
+    replicas = await spawn_replicas(scope, "d", 4, replicas=1, type_="daemon")
+    (other,) = await spawn_replicas(scope, "e", type_="daemon")
     scheduler = scope.actors["scheduler"]
-    first, second = await scope.ask(scheduler, to(scope, replicas[0]), to(scope, replicas[1]))
-    assert not isinstance(first, Refused), "more of them than `replicas` says: a daemon counts nodes"
-    assert isinstance(second, Refused) and second.code is Code.ANTI_AFFINITY, "in one batch too"
-    assert await scope.refused(scheduler, to(scope, replicas[1])) is Code.ANTI_AFFINITY
+    first, second = await scope.ask(scheduler, bind_to(scope, replicas[0]), bind_to(scope, replicas[1]))
+    assert not isinstance(first, Refused), "a daemon counts nodes, not `replicas`"
+    assert isinstance(second, Refused) and second.code is Code.ANTI_AFFINITY, "also within one batch"
+    assert await scope.refused(scheduler, bind_to(scope, replicas[1])) is Code.ANTI_AFFINITY
     assert await scope.refused(scheduler, Reserve(replicas[1], scope.at(replicas[1]), "n1", T1)) is Code.ANTI_AFFINITY
     await scope.take_over()
-    assert await scope.refused(scheduler, to(scope, replicas[1])) is Code.ANTI_AFFINITY
+    assert await scope.refused(scheduler, bind_to(scope, replicas[1])) is Code.ANTI_AFFINITY
     await bind(scope, replicas[1], "n2")
     await bind(scope, other)
-    await move(scope, replicas[0], "remove", "stop")
-    assert await scope.refused(scheduler, to(scope, replicas[2])) is Code.ANTI_AFFINITY, "until the old one is gone"
-    await move(scope, replicas[0], "stopped")
+    await commit_transitions(scope, replicas[0], "remove", "stop")
+    assert await scope.refused(scheduler, bind_to(scope, replicas[2])) is Code.ANTI_AFFINITY, "until the old one has stopped"
+    await commit_transitions(scope, replicas[0], "stopped")
     await bind(scope, replicas[2])
 
 
 @story
-async def test_a_daemon_keeps_what_else_it_must_stay_away_from(scope: Scope) -> None:
+async def test_daemon_respects_its_anti_affinity(scope: Scope) -> None:
     apart = Placement(anti_affinity=(Affinity(label_selector={"app": "db"}, topology_key="zone"),))
-    (db,) = await spawned(scope, "db", labels={"app": "db"})
-    (daemon,) = await spawned(scope, "d", type_="daemon", placement=apart)
+    (db,) = await spawn_replicas(scope, "db", labels={"app": "db"})
+    (daemon,) = await spawn_replicas(scope, "d", type_="daemon", placement=apart)
     await bind(scope, db)
-    assert await scope.refused(scope.actors["scheduler"], to(scope, daemon)) is Code.ANTI_AFFINITY
+    assert await scope.refused(scope.actors["scheduler"], bind_to(scope, daemon)) is Code.ANTI_AFFINITY
     await bind(scope, daemon, "n2")
 
 
 # -- gangs ------------------------------------------------------------------------------------------------------------------
 
 
-def together(scope: Scope, *keys: str, on: str = "n1") -> BindGang:
-    return BindGang(tuple(to(scope, key, on) for key in keys))
+def bind_gang(scope: Scope, *keys: str, on: str = "n1") -> BindGang:
+    return BindGang(tuple(bind_to(scope, key, on) for key in keys))
 
 
 @pytest.mark.parametrize(
@@ -136,53 +136,53 @@ def together(scope: Scope, *keys: str, on: str = "n1") -> BindGang:
     [("remove",), ("remove", "stop"), ("doubt",), ("start", "run", "finish"), ("start", "crash")],
     ids=lambda moves: moves[-1],
 )
-def test_a_straggler_joins_only_a_gang_that_still_works(gone: tuple[str, ...]) -> None:
-    """One that drains, is unknown, has finished or failed holds room, and is no member that works."""
+def test_member_joins_only_gang_with_enough_working_members(gone: tuple[str, ...]) -> None:
+    """Draining, unknown, finished and failed members use capacity but do not count as working."""
 
     @story
-    async def tell(scope: Scope) -> None:
-        a, b, late, later = await spawned(scope, "g", 4, gang=2, type_="job", replace="eager")
-        await scope.must(scope.actors["scheduler"], together(scope, a, b))
-        await move(scope, a, *gone)
-        said = await refusal(scope, to(scope, late, "n2"))
-        assert said.code is Code.GANG_SHORT and "gang of at least 2" in said.detail
+    async def run_test(scope: Scope) -> None:
+        a, b, late, later = await spawn_replicas(scope, "g", 4, gang=2, type_="job", replace="eager")
+        await scope.must(scope.actors["scheduler"], bind_gang(scope, a, b))
+        await commit_transitions(scope, a, *gone)
+        refused = await refusal(scope, bind_to(scope, late, "n2"))
+        assert refused.code is Code.GANG_SHORT and "gang of at least 2" in refused.detail
         await scope.take_over()
-        assert (await refusal(scope, to(scope, late, "n2"))).code is Code.GANG_SHORT
-        await scope.must(scope.actors["scheduler"], together(scope, late, later, on="n2"))
+        assert (await refusal(scope, bind_to(scope, late, "n2"))).code is Code.GANG_SHORT
+        await scope.must(scope.actors["scheduler"], bind_gang(scope, late, later, on="n2"))
 
-    tell()
+    run_test()
 
 
 @story
-async def test_of_a_gang_that_does_not_fit_nothing_is_bound(scope: Scope) -> None:
-    members = await spawned(scope, "g", 3, gang=3, cpu="2")
-    said = await refusal(scope, together(scope, *members))
-    assert said.code is Code.GANG_SHORT
-    assert said.detail.startswith("2 members fit, the gang needs at least 3; last misfit: no_room: ")
+async def test_gang_that_does_not_fit_binds_nothing(scope: Scope) -> None:
+    members = await spawn_replicas(scope, "g", 3, gang=3, cpu="2")
+    refused = await refusal(scope, bind_gang(scope, *members))
+    assert refused.code is Code.GANG_SHORT
+    assert refused.detail.startswith("2 members fit, the gang needs at least 3; last misfit: no_room: ")
     assert [scope.phase(key) for key in members] == ["pending"] * 3
-    assert held(scope, "n1") == 0
-    gone = BindGang((*together(scope, *members[:2]).members, Bind("replica/t1/g-9", 1, "n2", T1)))
+    assert used_on(scope, "n1") == 0
+    gone = BindGang((*bind_gang(scope, *members[:2]).members, Bind("replica/t1/g-9", 1, "n2", T1)))
     assert "not_found" in (await refusal(scope, gone)).detail
-    spread = (*together(scope, *members[:2]).members, to(scope, members[2], "n2"))
+    spread = (*bind_gang(scope, *members[:2]).members, bind_to(scope, members[2], "n2"))
     assert await scope.must(scope.actors["scheduler"], BindGang(spread)) == [3]
 
 
 @story
-async def test_a_gang_claim_is_of_one_gang(scope: Scope) -> None:
-    ours = await spawned(scope, "g", 2, gang=2)
-    theirs = await spawned(scope, "h", 2, gang=2)
-    (single,) = await spawned(scope, "w")
-    assert (await refusal(scope, together(scope, *ours, theirs[0]))).code is Code.INVALID
-    assert (await refusal(scope, together(scope, *ours, single))).code is Code.INVALID
-    assert (await refusal(scope, together(scope, single))).code is Code.INVALID
-    assert (await refusal(scope, to(scope, ours[0]))).code is Code.GANG_SHORT
+async def test_gang_claim_contains_one_gang_only(scope: Scope) -> None:
+    ours = await spawn_replicas(scope, "g", 2, gang=2)
+    theirs = await spawn_replicas(scope, "h", 2, gang=2)
+    (single,) = await spawn_replicas(scope, "w")
+    assert (await refusal(scope, bind_gang(scope, *ours, theirs[0]))).code is Code.INVALID
+    assert (await refusal(scope, bind_gang(scope, *ours, single))).code is Code.INVALID
+    assert (await refusal(scope, bind_gang(scope, single))).code is Code.INVALID
+    assert (await refusal(scope, bind_to(scope, ours[0]))).code is Code.GANG_SHORT
     assert [scope.phase(key) for key in (*ours, *theirs, single)] == ["pending"] * 5
 
 
 @story
-async def test_a_gang_claim_is_of_one_generation(scope: Scope) -> None:
-    """S9: two of the old one and one of the new are no gang of three, neither of them."""
-    keys = await spawned(scope, "g", 2, gang=3, replicas=3)
+async def test_gang_claim_contains_one_generation_only(scope: Scope) -> None:
+    """S9: two of the old generation and one of the new are not a gang of three."""
+    keys = await spawn_replicas(scope, "g", 2, gang=3, replicas=3)
     await scope.must(USER, Apply(workload("g", "2", 3, gang=3)))
     await scope.must(scope.actors["workloads"], Spawn("t1", "g", 2, 2, 1))
     binds = tuple(Bind(key, scope.at(key), "n1", T1) for key in (*keys, "replica/t1/g-2"))
@@ -190,7 +190,7 @@ async def test_a_gang_claim_is_of_one_generation(scope: Scope) -> None:
 
 
 @story
-async def test_a_gang_that_can_never_be_bound_is_not_declared(scope: Scope) -> None:
+async def test_gang_larger_than_replicas_is_refused(scope: Scope) -> None:
     assert await scope.refused(USER, Apply(workload("g", replicas=2, gang=3))) is Code.INVALID
     await scope.must(USER, Apply(workload("g", replicas=3, gang=3)))
 
@@ -199,94 +199,94 @@ async def test_a_gang_that_can_never_be_bound_is_not_declared(scope: Scope) -> N
 
 
 @story
-async def test_a_reservation_is_bound_though_its_grant_ran_out_or_was_closed(scope: Scope) -> None:
-    """What was drawn stays drawn: only new draws end with the grant."""
+async def test_reservation_binds_although_grant_expired_or_closed(scope: Scope) -> None:
+    """Existing draws stay valid: only new ones end with the grant."""
     budgets, scheduler = scope.actors["budgets"], scope.actors["scheduler"]
     await scope.must(budgets, Issue("offer", slice_of("4", "scheduler", MINUTE)))
-    a, b, late = await spawned(scope, "w", 3)
+    a, b, late = await spawn_replicas(scope, "w", 3)
     for key in (a, b):
         await scope.must(scheduler, Reserve(key, scope.at(key), "n1", "offer"))
     scope.clock.at_ms += 60_000
-    assert await scope.refused(scheduler, to(scope, late, grant="offer")) is Code.GRANT_EXPIRED
+    assert await scope.refused(scheduler, bind_to(scope, late, grant="offer")) is Code.GRANT_EXPIRED
     assert await scope.refused(scheduler, Reserve(late, scope.at(late), "n1", "offer")) is Code.GRANT_EXPIRED
     await bind(scope, a, grant="offer")
     await scope.must(budgets, Close("offer"))
     await bind(scope, b, grant="offer")
-    assert scope.books.grants[T1].granted_on == {"cpu": 2000}, "and stays charged"
-    assert await scope.refused(scheduler, to(scope, late, grant="offer")) is Code.GRANT_VOID
+    assert scope.books.grants[T1].granted_on == {"cpu": 2000}, "the draws stay charged"
+    assert await scope.refused(scheduler, bind_to(scope, late, grant="offer")) is Code.GRANT_VOID
 
 
 @story
-async def test_a_reservation_that_is_given_up_after_its_grant_ran_out_is_not_made_again(scope: Scope) -> None:
+async def test_released_reservation_is_not_repeated_after_grant_expiry(scope: Scope) -> None:
     await scope.must(scope.actors["budgets"], Issue("offer", slice_of("4", "scheduler", MINUTE)))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await scope.must(scope.actors["scheduler"], Reserve(key, scope.at(key), "n1", "offer"))
     scope.clock.at_ms += 60_000
-    await move(scope, key, "unreserve")
-    assert await scope.refused(scope.actors["scheduler"], to(scope, key, grant="offer")) is Code.GRANT_EXPIRED
+    await commit_transitions(scope, key, "unreserve")
+    assert await scope.refused(scope.actors["scheduler"], bind_to(scope, key, grant="offer")) is Code.GRANT_EXPIRED
 
 
 @story
-async def test_a_reservation_is_not_bound_above_a_quota_that_shrank_since(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w", cpu="3")
+async def test_reservation_over_shrunk_quota_is_not_bound(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w", cpu="3")
     await scope.must(scope.actors["scheduler"], Reserve(key, scope.at(key), "n1", T1))
     await scope.must(OPERATOR, Apply(tenant("t1", "2")))
-    said = await refusal(scope, to(scope, key))
-    assert said.code is Code.OVER_QUOTA and said.detail == "tenant/t1 has 2 cpu free, 3 is needed"
+    refused = await refusal(scope, bind_to(scope, key))
+    assert refused.code is Code.OVER_QUOTA and refused.detail == "tenant/t1 has 2 cpu free, 3 is needed"
     assert scope.phase(key) == "reserved"
 
 
 @story
-async def test_only_what_is_pending_is_reserved_for_and_only_what_is_there(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def test_reservation_needs_pending_existing_replica_and_current_victims(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
     assert (await refusal(scope, Reserve(key, scope.at(key), "n1", T1))).code is Code.PHASE
-    assert (await refusal(scope, to(scope, key))).code is Code.PHASE
+    assert (await refusal(scope, bind_to(scope, key))).code is Code.PHASE
     assert (await refusal(scope, Reserve("replica/t1/none-0", 1, "n1", T1))).code is Code.NOT_FOUND
-    (strong,) = await spawned(scope, "s", priority="high")
-    (twice,) = await spawned(scope, "t")
+    (strong,) = await spawn_replicas(scope, "s", priority="high")
+    (twice,) = await spawn_replicas(scope, "t")
     await scope.must(scope.actors["scheduler"], Reserve(twice, scope.at(twice), "n1", T1))
     assert (await refusal(scope, Reserve(twice, scope.at(twice), "n1", T1))).code is Code.PHASE
     stale = Reserve(strong, scope.at(strong), "n1", T1, victims={key: scope.at(key) - 1})
-    assert (await refusal(scope, stale)).code is Code.REVISION, "a victim is as it was seen, too"
+    assert (await refusal(scope, stale)).code is Code.REVISION, "victims need their current revision too"
 
 
-# -- an offer's other side --------------------------------------------------------------------------------------------------
+# -- offers and quota -------------------------------------------------------------------------------------------------------
 
 
 @story
-async def test_an_offer_is_charged_to_the_quota_of_whoever_it_is_used_for(scope: Scope) -> None:
-    """An offer is authority over room, not over a tenant's quota: both must cover the draw."""
+async def test_offer_draw_is_charged_to_tenant_quota_too(scope: Scope) -> None:
+    """An offer grants capacity, not quota: both must cover the draw."""
     spec = GrantSpec(holder="scheduler", amount=amounts(cpu="8"), purpose="offer", ttl=HOUR)
     await scope.must(scope.actors["budgets"], Issue("offer", spec))
     await scope.must(OPERATOR, Apply(tenant("t1", "1")))
-    a, b = await spawned(scope, "w", 2)
+    a, b = await spawn_replicas(scope, "w", 2)
     await bind(scope, a, grant="offer")
     assert scope.row(a)["status"]["grants"] == ["offer", T1]
-    assert (await refusal(scope, to(scope, b, grant="offer"))).code is Code.OVER_QUOTA
+    assert (await refusal(scope, bind_to(scope, b, grant="offer"))).code is Code.OVER_QUOTA
 
 
-# -- where a node stands ----------------------------------------------------------------------------------------------------
+# -- node constraints -------------------------------------------------------------------------------------------------------
 
 
 @story
-async def test_a_node_is_taken_by_its_labels_taints_and_neighbours(scope: Scope) -> None:
+async def test_bind_respects_selector_taints_and_affinity(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(node("n2", zone="b", labels={"disk": "ssd"}, taints=(TAINTED,))))
-    (fast,) = await spawned(scope, "fast", placement=Placement(node_selector={"disk": "ssd"}))
-    assert (await refusal(scope, to(scope, fast))).code is Code.SELECTOR
-    assert (await refusal(scope, to(scope, fast, "n2"))).code is Code.TAINT
+    (fast,) = await spawn_replicas(scope, "fast", placement=Placement(node_selector={"disk": "ssd"}))
+    assert (await refusal(scope, bind_to(scope, fast))).code is Code.SELECTOR
+    assert (await refusal(scope, bind_to(scope, fast, "n2"))).code is Code.TAINT
     tolerant = Placement(node_selector={"disk": "ssd"}, tolerations=(Toleration(key="dedicated", operator="Exists"),))
-    (welcome,) = await spawned(scope, "welcome", placement=tolerant, labels={"app": "x"})
+    (welcome,) = await spawn_replicas(scope, "welcome", placement=tolerant, labels={"app": "x"})
     near = Placement(affinity=(Affinity(label_selector={"app": "x"}, topology_key="zone"),))
-    (follower,) = await spawned(scope, "follower", placement=near)
-    assert (await refusal(scope, to(scope, follower))).code is Code.AFFINITY, "nobody to be near"
+    (follower,) = await spawn_replicas(scope, "follower", placement=near)
+    assert (await refusal(scope, bind_to(scope, follower))).code is Code.AFFINITY, "no matching neighbour"
     await bind(scope, welcome, "n2")
-    assert (await refusal(scope, to(scope, follower))).code is Code.AFFINITY, "not there"
+    assert (await refusal(scope, bind_to(scope, follower))).code is Code.AFFINITY, "neighbour in another zone"
 
 
 @story
-async def test_a_node_that_is_not_ready_takes_nothing_and_says_why(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def test_bind_to_unready_node_is_refused_with_health(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     await scope.must(scope.actors["node-lifecycle"], Mark("n1", scope.at("node/n1"), NodeHealth.SUSPECT))
-    said = await refusal(scope, to(scope, key))
-    assert said.code is Code.NODE_UNREADY and said.detail.endswith("the node is suspect")
+    refused = await refusal(scope, bind_to(scope, key))
+    assert refused.code is Code.NODE_UNREADY and refused.detail.endswith("the node is suspect")

@@ -1,4 +1,4 @@
-"""Does a standby lead when the leader is silent, and only then? It trusts the store alone, and never gives up."""
+"""Standby authority: takes over after silence of the leader, judged by the store alone."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ def standby(scope: Scope, name: str = "s") -> Standby:
     return Standby(scope.store, scope="r1", name=name, clock=scope.clock, ids=CountedIds("s"), peers=peers, term_ms=100)
 
 
-async def led_by(waiting: Standby, after: Authority | None = None) -> Authority:
-    """The authority that it leads with; the next one, if it led before."""
+async def wait_until_leading(waiting: Standby, after: Authority | None = None) -> Authority:
+    """Wait until the standby leads with another authority than `after`, and return that authority."""
     for _ in range(10_000):
         if waiting.leading is not None and waiting.leading is not after:
             return waiting.leading
         await asyncio.sleep(0)
-    raise AssertionError("it never led")
+    raise AssertionError("the standby never led")
 
 
-async def seized(scope: Scope) -> None:
+async def wait_until_seized(scope: Scope) -> None:
     for _ in range(1_000):
         if scope.row("head")["holder"] == "s":
             return
         await asyncio.sleep(0)
-    raise AssertionError("it never took over")
+    raise AssertionError("the standby never took over")
 
 
-async def ended(serving: asyncio.Task[None]) -> None:
+async def stop_task(serving: asyncio.Task[None]) -> None:
     serving.cancel()
     await asyncio.wait({serving})
 
 
 @story
-async def test_a_standby_passes_everything_on_to_whoever_leads(scope: Scope) -> None:
+async def test_standby_forwards_calls_to_leader(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     answers = await standby(scope).submit([operation])
     assert isinstance(answers[0], Accepted)
@@ -62,16 +62,16 @@ async def test_a_standby_passes_everything_on_to_whoever_leads(scope: Scope) -> 
 
 
 @story
-async def test_a_standby_that_cannot_find_the_leader_turns_away_with_its_name(scope: Scope) -> None:
+async def test_standby_without_connection_refers_to_leader_by_name(scope: Scope) -> None:
     waiting = standby(scope)
     await scope.take_over()
-    with pytest.raises(NotLeader) as turned:
+    with pytest.raises(NotLeader) as refused:
         await waiting.status()
-    assert turned.value.hint == "a2"
+    assert refused.value.hint == "a2"
 
 
 class SteppedClock(FakeClock):
-    """A sleeper wakes when the test says so."""
+    """A sleep ends when the test steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,14 +87,14 @@ class SteppedClock(FakeClock):
             await asyncio.sleep(0)
 
 
-class BeatingClock(FakeClock):
-    """A timeout ends when the test says so."""
+class HeartbeatClock(FakeClock):
+    """A timeout ends when the test triggers the heartbeat."""
 
     def __init__(self) -> None:
         super().__init__()
         self._due = asyncio.Event()
 
-    async def beat(self) -> None:
+    async def trigger_heartbeat(self) -> None:
         for _ in range(20):
             await asyncio.sleep(0)
         self._due.set()
@@ -117,8 +117,8 @@ class BeatingClock(FakeClock):
 
 
 @story
-async def test_a_chain_that_advances_is_a_leader_that_lives(scope: Scope) -> None:
-    """F16: four looks a term; one advance in that time is enough."""
+async def test_advancing_chain_counts_as_live_leader(scope: Scope) -> None:
+    """F16: four checks a term; one advance in that time is enough."""
     waiting, clock = standby(scope), SteppedClock()
     waiting.clock = clock
     silence = asyncio.create_task(waiting.wait_for_silence())
@@ -131,12 +131,12 @@ async def test_a_chain_that_advances_is_a_leader_that_lives(scope: Scope) -> Non
     for _ in range(4):
         assert not silence.done()
         await clock.step()
-    assert silence.done(), "and silence is its end"
+    assert silence.done(), "the term ends in silence"
 
 
 @story
-async def test_a_leader_that_was_restarted_leads_again_at_once(scope: Scope) -> None:
-    """F15: nobody else has its name, so the one who led is gone."""
+async def test_restarted_leader_leads_again_at_once(scope: Scope) -> None:
+    """F15: names are unique, so the former process of this name is gone."""
     await scope.must(USER, Apply(workload("w")))
     again, before_ms = standby(scope, scope.lead.authority.head.holder), scope.clock.at_ms
     await again.wait_for_silence()
@@ -144,10 +144,10 @@ async def test_a_leader_that_was_restarted_leads_again_at_once(scope: Scope) -> 
 
 
 @story
-async def test_one_that_was_deposed_waits_like_the_others__whatever_its_name(scope: Scope) -> None:
+async def test_deposed_standby_waits_a_term_despite_own_name(scope: Scope) -> None:
     waiting = standby(scope)
     serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
-    leading = await led_by(waiting)
+    leading = await wait_until_leading(waiting)
     again = await Authority.take_over(scope.store, scope="r1", holder="s", clock=scope.clock, ids=CountedIds("t"))
     running = asyncio.create_task(again.run())
     operation = await scope.operation(USER, Apply(workload("w")))
@@ -157,14 +157,14 @@ async def test_one_that_was_deposed_waits_like_the_others__whatever_its_name(sco
         await leading.submit([operation])
     for _ in range(4):
         await clock.step()
-        assert waiting.leading is None, "its own name stands in the head, with rows"
-    await ended(running)
-    await ended(serving)
+        assert waiting.leading is None, "the head has its own name, but with rows of another process"
+    await stop_task(running)
+    await stop_task(serving)
 
 
 @story
-async def test_one_that_failed_to_take_over_lets_the_others_have_their_turn__and_then_tries_again(scope: Scope) -> None:
-    """F09, L8: two terms, however often it failed."""
+async def test_failed_takeovers_are_two_terms_apart(scope: Scope) -> None:
+    """F09, L8: the other standbys get a term in between, however often it fails."""
     waiting, clock = standby(scope), SteppedClock()
     waiting.clock = clock
     failing = iter([True, True, True, False])
@@ -180,16 +180,16 @@ async def test_one_that_failed_to_take_over_lets_the_others_have_their_turn__and
     began_ms = clock.at_ms
     with mock.patch.object(waiting, "take_over", take_over):
         serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
-        for _ in range(4 * 7 + 4):  # four looks a term
+        for _ in range(4 * 7 + 4):  # four checks a term
             await clock.step()
-        assert (await led_by(waiting)).head.holder == "s"
+        assert (await wait_until_leading(waiting)).head.holder == "s"
     assert [(at_ms - began_ms) // waiting.term_ms for at_ms in tried] == [1, 3, 5, 7]
-    await ended(serving)
+    await stop_task(serving)
 
 
 @story
-async def test_one_that_wrote_nothing_when_it_led_waits_like_the_others(scope: Scope) -> None:
-    """F15: it may end at every takeover, and nobody else would ever come to lead."""
+async def test_leader_that_wrote_nothing_waits_a_term(scope: Scope) -> None:
+    """F15: it may crash at every takeover and would keep the others from leading."""
     leader = (await scope.take_over()).authority
     clock, again = SteppedClock(), standby(scope, leader.head.holder)
     again.clock = clock
@@ -202,7 +202,7 @@ async def test_one_that_wrote_nothing_when_it_led_waits_like_the_others(scope: S
 
 
 @story
-async def test_a_store_that_cannot_be_read_proves_nothing(scope: Scope) -> None:
+async def test_unreadable_store_is_not_silence(scope: Scope) -> None:
     """F09"""
     scope.store.reads.extend(["unavailable"] * 12)
     waiting = asyncio.create_task(standby(scope).wait_for_silence())
@@ -213,11 +213,11 @@ async def test_a_store_that_cannot_be_read_proves_nothing(scope: Scope) -> None:
 
 
 @story
-async def test_a_standby_leads_after_silence_and_waits_again_when_deposed(scope: Scope) -> None:
-    """F15 F16: whichever of the two is wrong about the other, the store lets only one of them write."""
+async def test_standby_leads_after_silence_and_waits_when_deposed(scope: Scope) -> None:
+    """F15 F16: whichever is mistaken about the other, the store lets only one of them write."""
     waiting = standby(scope)
     serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
-    await led_by(waiting)
+    await wait_until_leading(waiting)
     assert waiting.leading is not None and waiting.leading.head.holder == "s"
     await scope.take_over()
     operation = await scope.operation(USER, Apply(workload("w")))
@@ -231,38 +231,39 @@ async def test_a_standby_leads_after_silence_and_waits_again_when_deposed(scope:
 
 
 @pytest.mark.parametrize("failing", ["commit", "read"])
-def test_a_store_that_fails_at_the_takeover_does_not_end_the_standby(failing: str) -> None:
-    """F09 F11: nobody would lead any more once the store is back."""
+def test_store_failure_during_takeover_does_not_stop_standby(failing: str) -> None:
+    """F09 F11: otherwise no authority would lead once the store is back."""
 
     @story
-    async def tell(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         waiting = standby(scope)
         await waiting.wait_for_silence()
         if failing == "commit":
             scope.store.plan.append("unavailable")
         else:
-            # Four looks at the chain and the one that seizes it; then what the last authority left is read.
+            # Four checks of the chain and the read that seizes it; then the rows of the last authority are read.
             scope.store.reads.extend(["ok"] * 8 + ["unavailable"])
         serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
-        await led_by(waiting)
+        leading = await wait_until_leading(waiting)
+        assert leading.head.holder == "s" and not serving.done()
         serving.cancel()
         await asyncio.wait({serving})
 
-    tell()
+    run_test()
 
 
-# -- slowness -----------------------------------------------------------------------------------------------------------------
+# -- slow reads ---------------------------------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
-async def slowly(
+async def slow_takeover(
     store: Store, clock: FakeClock, beat_ms: int = 50
 ) -> AsyncIterator[tuple[asyncio.Task[Authority], asyncio.Event]]:
-    """A takeover by `b` that beats, and reads what there is only when the test says so."""
+    """A takeover by `b` with heartbeats, which reads the rows only once the test sets the event."""
     inner, read = store.range, asyncio.Event()
 
     async def slow(*arguments: Any, **more: Any) -> Page:
-        if more.get("limit") != 1:  # is there anything?
+        if more.get("limit") != 1:  # a limit of 1 only tests for emptiness
             await read.wait()
         return await inner(*arguments, **more)
 
@@ -272,85 +273,85 @@ async def slowly(
 
 
 @story
-async def test_a_takeover_that_reads_for_longer_than_a_term_beats_meanwhile(scope: Scope) -> None:
-    """F16, L8: it has nothing else to show yet; deposed each time, nobody would ever lead."""
+async def test_takeover_with_long_read_writes_heartbeats(scope: Scope) -> None:
+    """F16, L8: without them it would be deposed each time, and no authority would ever lead."""
     await scope.must(USER, Apply(workload("w")))
-    clock, before = BeatingClock(), scope.row("head")
-    async with slowly(scope.store, clock) as (taking, read):
+    clock, before = HeartbeatClock(), scope.row("head")
+    async with slow_takeover(scope.store, clock) as (taking, read):
         seen = []
         for _ in range(5):
-            await clock.beat()
+            await clock.trigger_heartbeat()
             seen.append(scope.row("head")["sequence"] - before["sequence"])
-        assert seen == [2, 3, 4, 5, 6], "the takeover, and a beat each time"
+        assert seen == [2, 3, 4, 5, 6], "the takeover, and then one heartbeat each"
         read.set()
         leading = await taking
     assert leading.head.sequence == scope.row("head")["sequence"]
     assert (leading.head.epoch, leading.head.holder) == (before["epoch"] + 1, "b")
     running = asyncio.create_task(leading.run())
     again = await scope.operation(USER, Apply(workload("v")))
-    assert isinstance((await leading.submit([again]))[0], Accepted), "and goes on from there"
-    await ended(running)
+    assert isinstance((await leading.submit([again]))[0], Accepted), "continues from the last heartbeat"
+    await stop_task(running)
 
 
 @pytest.mark.parametrize("word", ["lost", "late", "unavailable"])
-def test_a_beat_that_is_not_answered_does_not_end_the_takeover(word: str) -> None:
-    """F01 F09: it is settled, or the next one is made."""
+def test_unanswered_heartbeat_does_not_end_takeover(word: str) -> None:
+    """F01 F09: it is settled, or the next one is written."""
 
     @story
-    async def tell(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         await scope.must(USER, Apply(workload("w")))
-        clock = BeatingClock()
-        async with slowly(scope.store, clock) as (taking, read):
-            await clock.beat()
+        clock = HeartbeatClock()
+        async with slow_takeover(scope.store, clock) as (taking, read):
+            await clock.trigger_heartbeat()
             scope.store.plan.append(word)
-            await clock.beat()
-            await clock.beat()
+            await clock.trigger_heartbeat()
+            await clock.trigger_heartbeat()
             read.set()
             leading = await taking
-        assert not scope.store.plan, "it was met on the way"
+        assert not scope.store.plan, "the fault occurred"
         running = asyncio.create_task(leading.run())
         assert isinstance((await leading.submit([await scope.operation(USER, Apply(workload("v")))]))[0], Accepted)
-        await ended(running)
+        await stop_task(running)
 
-    tell()
+    run_test()
 
 
 @story
-async def test_whoever_is_deposed_while_it_reads_leaves_off(scope: Scope) -> None:
+async def test_takeover_deposed_while_reading_stops(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w")))
-    clock = BeatingClock()
-    async with slowly(scope.store, clock) as (taking, _):
-        await clock.beat()
+    clock = HeartbeatClock()
+    async with slow_takeover(scope.store, clock) as (taking, _):
+        await clock.trigger_heartbeat()
         await chain.raise_epoch(scope.store, "c", "x")
-        await clock.beat()
+        await clock.trigger_heartbeat()
         with pytest.raises(LeadershipLost) as deposed:
             await asyncio.wait_for(taking, 5)
     assert deposed.value.by is not None and deposed.value.by.holder == "c"
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["new", "restored"])
-def test_a_store_that_nobody_ever_led_stays_new__one_that_was_restored_beats(first: bool) -> None:
-    """They are told apart by takeovers and by what was decided: a beat in a new store would hide that it is new."""
+def test_takeover_heartbeats_in_restored_store_but_not_in_new_one(first: bool) -> None:
+    """They are distinguished by takeovers and decisions: a heartbeat in a new store would make it look restored."""
 
     @story
-    async def tell(scope: Scope) -> None:
-        store, clock = MemoryStore() if first else scope.store.inner, BeatingClock()
+    async def run_test(scope: Scope) -> None:
+        store, clock = MemoryStore() if first else scope.store.inner, HeartbeatClock()
         if not first:
-            await _as_many_epochs_as_batches(store)
-        async with slowly(store, clock) as (taking, read):
-            await clock.beat()
+            await _raise_epoch_to_sequence(store)
+        async with slow_takeover(store, clock) as (taking, read):
+            await clock.trigger_heartbeat()
             before = await _sequence(store)
             for _ in range(3):
-                await clock.beat()
+                await clock.trigger_heartbeat()
             assert await _sequence(store) - before == (0 if first else 3)
             read.set()
             await taking
 
-    tell()
+    run_test()
 
 
-async def _as_many_epochs_as_batches(store: Store) -> None:
-    """As after a restore, which counts the epoch up by more than one."""
+async def _raise_epoch_to_sequence(store: Store) -> None:
+    """A restore raises the epoch by more than one."""
     place = await chain.read_position(store)
     assert place is not None
     head = chain.advance(place.head, (), ())
@@ -363,61 +364,61 @@ async def _sequence(store: Store) -> int:
 
 
 @story
-async def test_without_a_beat_nothing_is_written_while_it_reads(scope: Scope) -> None:
+async def test_takeover_without_heartbeats_writes_nothing_while_reading(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w")))
-    clock = BeatingClock()
-    async with slowly(scope.store, clock, beat_ms=0) as (taking, read):
-        await clock.beat()
+    clock = HeartbeatClock()
+    async with slow_takeover(scope.store, clock, beat_ms=0) as (taking, read):
+        await clock.trigger_heartbeat()
         before = scope.row("head")["sequence"]
-        await clock.beat()
+        await clock.trigger_heartbeat()
         assert scope.row("head")["sequence"] == before
         read.set()
         await taking
 
 
 @story
-async def test_a_standby_that_takes_over_beats_as_it_will_when_it_leads(scope: Scope) -> None:
+async def test_standby_writes_heartbeats_during_takeover(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w")))
-    waiting, clock = standby(scope), BeatingClock()
+    waiting, clock = standby(scope), HeartbeatClock()
     waiting.clock = clock
-    async with slowly(scope.store, clock) as (other, read):
+    async with slow_takeover(scope.store, clock) as (other, read):
         other.cancel()
         serving = asyncio.create_task(waiting.serve(heartbeat_ms=50))
-        await seized(scope)
+        await wait_until_seized(scope)
         before = scope.row("head")["sequence"]
         for _ in range(3):
-            await clock.beat()
+            await clock.trigger_heartbeat()
         assert scope.row("head")["sequence"] - before == 3
         read.set()
-        await led_by(waiting)
-    await ended(serving)
+        await wait_until_leading(waiting)
+    await stop_task(serving)
 
 
 @story
-async def test_one_that_never_comes_to_the_end_of_its_reading_stops_beating(scope: Scope) -> None:
-    """L8: somebody else may."""
+async def test_takeover_that_never_finishes_reading_stops_heartbeats(scope: Scope) -> None:
+    """L8: so that another standby may take over."""
     await scope.must(USER, Apply(workload("w")))
-    clock = BeatingClock()
-    async with slowly(scope.store, clock) as (taking, _):
-        await clock.beat()
+    clock = HeartbeatClock()
+    async with slow_takeover(scope.store, clock) as (taking, _):
+        await clock.trigger_heartbeat()
         clock.at_ms += module.LOAD_HEARTBEATS_MS_MAX
-        await clock.beat()
+        await clock.trigger_heartbeat()
         before = scope.row("head")["sequence"]
         for _ in range(3):
-            await clock.beat()
+            await clock.trigger_heartbeat()
         assert scope.row("head")["sequence"] == before
         taking.cancel()
         await asyncio.wait({taking})
 
 
 @story
-async def test_a_history_that_is_compacted_while_it_reads_is_not_missed(scope: Scope) -> None:
-    """F06: nothing but its own beats lies between what it began to read and now."""
+async def test_compaction_during_takeover_read_loses_nothing(scope: Scope) -> None:
+    """F06: only its own heartbeats lie between the start of the read and now."""
     await scope.must(USER, Apply(workload("w")))
-    clock = BeatingClock()
-    async with slowly(scope.store, clock) as (taking, read):
+    clock = HeartbeatClock()
+    async with slow_takeover(scope.store, clock) as (taking, read):
         for _ in range(3):
-            await clock.beat()
+            await clock.trigger_heartbeat()
         await scope.store.inner.compact(await scope.store.inner.revision())
         read.set()
         leading = await taking
@@ -426,8 +427,8 @@ async def test_a_history_that_is_compacted_while_it_reads_is_not_missed(scope: S
 
 
 @story
-async def test_a_read_that_is_lost_is_asked_again(scope: Scope) -> None:
-    """F09: a takeover has many of them."""
+async def test_failed_read_during_takeover_is_retried(scope: Scope) -> None:
+    """F09: a takeover makes many reads."""
     await scope.must(USER, Apply(workload("w")))
     scope.store.reads.extend(["ok", "ok", "unavailable", "unavailable", "ok", "unavailable"])
     leading = await Authority.take_over(scope.store, scope="r1", holder="b", clock=scope.clock, ids=CountedIds("b"))
@@ -435,14 +436,14 @@ async def test_a_read_that_is_lost_is_asked_again(scope: Scope) -> None:
     assert leading.head.holder == "b"
 
 
-@pytest.mark.parametrize("failing", ["read", "beat"])
-def test_whoever_is_cancelled_in_the_moment_of_a_failure_ends(failing: str) -> None:
-    """A group of tasks that fails forgets that it was cancelled too; a server would serve on."""
+@pytest.mark.parametrize("failing", ["read", "trigger_heartbeat"])
+def test_standby_cancelled_during_failure_ends(failing: str) -> None:
+    """A failing task group may swallow the cancellation, and the standby would serve on."""
 
     @story
-    async def tell(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         await scope.must(USER, Apply(workload("w")))
-        waiting, clock, held = standby(scope), BeatingClock(), asyncio.Event()
+        waiting, clock, held = standby(scope), HeartbeatClock(), asyncio.Event()
         inner, read_place, waiting.clock = scope.store.range, chain.read_position, clock
 
         async def slow(*arguments: Any, **more: Any) -> Page:
@@ -464,27 +465,27 @@ def test_whoever_is_cancelled_in_the_moment_of_a_failure_ends(failing: str) -> N
         tried: list[int] = []
         with mock.patch.object(scope.store, "range", slow):
             serving = asyncio.create_task(waiting.serve(heartbeat_ms=50))
-            await seized(scope)
-            await clock.beat()
+            await wait_until_seized(scope)
+            await clock.trigger_heartbeat()
             if failing == "beat":
                 await chain.raise_epoch(scope.store, "c", "x")
                 with mock.patch.object(chain, "read_position", cancelling):
-                    await clock.beat()
+                    await clock.trigger_heartbeat()
             for _ in range(50):
                 await asyncio.sleep(0)
             assert serving.done()
 
-    tell()
+    run_test()
 
 
 @story
-async def test_what_a_look_at_the_chain_takes_is_added_twice(scope: Scope) -> None:
-    """F12: a leader needs as long for a beat; standbys would depose each other because the store is slow."""
+async def test_duration_of_chain_check_extends_wait_twice(scope: Scope) -> None:
+    """F12: a leader needs as long for a heartbeat; on a slow store standbys would depose each other."""
     waiting, inner = standby(scope), chain.read_position
-    looks: list[int] = []
+    check_ms: list[int] = []
 
     async def slow(store: Any) -> Any:
-        scope.clock.at_ms += looks.pop(0)
+        scope.clock.at_ms += check_ms.pop(0)
         return await inner(store)
 
     with mock.patch.object(chain, "read_position", slow):
@@ -494,35 +495,35 @@ async def test_what_a_look_at_the_chain_takes_is_added_twice(scope: Scope) -> No
             ([200] * 9, 200 + 3 * 225),
             ([0, 60, 0, 0, 0, 0, 60], 85 + 4 * 25),
         ):
-            looks[:], began_ms = drawn, scope.clock.at_ms
+            check_ms[:], began_ms = drawn, scope.clock.at_ms
             await waiting.wait_for_silence()
-            assert scope.clock.at_ms - began_ms == waited_ms, "the slowest of those of one term counts"
+            assert scope.clock.at_ms - began_ms == waited_ms, "the slowest check of a term counts"
 
 
 @story
-async def test_one_that_lost_a_race_for_the_lead_waits_no_longer_than_others_once_somebody_has_led(scope: Scope) -> None:
+async def test_lost_race_doubles_wait_until_another_leads(scope: Scope) -> None:
     waiting = standby(scope)
     await scope.take_over()
     with mock.patch.object(waiting, "take_over", mock.AsyncMock(side_effect=LeadershipLost(None))):
         serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
         for _ in range(50):
             await asyncio.sleep(0)
-        await ended(serving)
+        await stop_task(serving)
     began_ms = scope.clock.at_ms
     await waiting.wait_for_silence()
-    assert scope.clock.at_ms - began_ms == 2 * waiting.term_ms, "nobody has led since"
+    assert scope.clock.at_ms - began_ms == 2 * waiting.term_ms, "no authority has led since"
     await scope.must(USER, Apply(workload("w")))
     began_ms = scope.clock.at_ms
     await waiting.wait_for_silence()
     assert scope.clock.at_ms - began_ms == waiting.term_ms
 
 
-# -- what ends it, and what does not ----------------------------------------------------------------------------------------
+# -- fatal and transient errors ---------------------------------------------------------------------------------------------
 
 
 @story
-async def test_a_standby_that_reads_so_slowly_that_its_history_is_gone_waits_again(scope: Scope) -> None:
-    """F16: somebody else has led since, and has compacted; whoever waits to lead must not be lost over that."""
+async def test_standby_overtaken_by_compaction_waits_again(scope: Scope) -> None:
+    """F16: another authority has led since, and compacted; this must not end the standby."""
     waiting, inner = standby(scope), scope.store.range
     outcomes: list[type[Exception]] = []
 
@@ -542,14 +543,14 @@ async def test_a_standby_that_reads_so_slowly_that_its_history_is_gone_waits_aga
     patch = mock.patch.object(scope.store, "range", overtaken)
     patch.start()
     serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
-    await led_by(waiting)
+    await wait_until_leading(waiting)
     assert outcomes == [Compacted]
-    await ended(serving)
+    await stop_task(serving)
 
 
 @story
-async def test_a_standby_ends_with_damage_that_no_waiting_mends_and_says_so(scope: Scope) -> None:
-    """Else nobody would learn that nobody can lead."""
+async def test_corrupt_head_ends_standby_with_cure(scope: Scope) -> None:
+    """Otherwise the operator would not learn that no authority can lead."""
     damaged = mock.AsyncMock(side_effect=Corrupt("the head row does not decode; restore a backup"))
     waiting = standby(scope)
     with mock.patch.object(chain, "read_position", damaged):
@@ -560,8 +561,8 @@ async def test_a_standby_ends_with_damage_that_no_waiting_mends_and_says_so(scop
 
 
 @story
-async def test_a_standby_that_finds_what_it_cannot_read_does_not_depose_others_over_and_over(scope: Scope) -> None:
-    """It ends, once."""
+async def test_corrupt_row_ends_standby_after_one_takeover(scope: Scope) -> None:
+    """It must not depose others again and again."""
     waiting = standby(scope)
     epoch = scope.row("head")["epoch"]
     with (
@@ -574,25 +575,25 @@ async def test_a_standby_that_finds_what_it_cannot_read_does_not_depose_others_o
 
 
 @story
-async def test_while_a_standby_leads_it_answers_itself(scope: Scope) -> None:
+async def test_leading_standby_answers_itself(scope: Scope) -> None:
     waiting = standby(scope)
     serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
-    await led_by(waiting)
+    await wait_until_leading(waiting)
     assert (await waiting.status()).leader == "s"
-    await ended(serving)
+    await stop_task(serving)
 
 
 @story
-async def test_a_standby_that_cannot_read_who_leads_turns_away(scope: Scope) -> None:
-    """F09: nothing happened, and another may know."""
+async def test_standby_that_cannot_read_leader_refuses_without_hint(scope: Scope) -> None:
+    """F09: nothing was applied, and another server may know the leader."""
     scope.store.reads.append("unavailable")
-    with pytest.raises(NotLeader) as turned:
+    with pytest.raises(NotLeader) as refused:
         await standby(scope).status()
-    assert turned.value.hint == "" and "planned" in turned.value.reason
+    assert refused.value.hint == "" and "planned" in refused.value.reason
 
 
-def test_one_who_has_raised_the_epoch_by_opening_its_store_waits_for_nobody() -> None:
-    """The store is its own: no term passes before it leads, and none before it leads again."""
+def test_standby_that_opened_store_leads_without_waiting() -> None:
+    """The store is its own: it waits no term."""
 
     async def main() -> None:
         store, clock = MemoryStore(), FakeClock()
@@ -601,8 +602,8 @@ def test_one_who_has_raised_the_epoch_by_opening_its_store_waits_for_nobody() ->
             store, scope="r1", name="s", clock=clock, ids=CountedIds("s"), peers={}, term_ms=1_000, position=place
         )
         serving = asyncio.ensure_future(waiting.serve(heartbeat_ms=0))
-        leads = await led_by(waiting)
+        leads = await wait_until_leading(waiting)
         assert leads.head.epoch == place.head.epoch and clock.at_ms == FakeClock().at_ms
-        await ended(serving)
+        await stop_task(serving)
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""What if our own code trips, or a row is too large for the store? One operation is refused; the authority goes on."""
+"""Faults while deciding, rows over the limits, malformed operations, damaged rows."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ from remit.model.secrets import Config, DataSpec
 from remit.store import chain
 from remit.store.protocol import VALUE_BYTES_MAX, Corrupt
 from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, story, workload
-from tests.unit.commitment.authority_fixture import T1, bind, move, slice_of, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas
 
 
-def test_a_claim_that_trips_a_check_is_refused_and_the_rest_of_its_batch_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_one_claim_is_fault_and_batch_is_decided(monkeypatch: pytest.MonkeyPatch) -> None:
     def tripping(draft: Draft, operation: Operation) -> int | Refused:
         if isinstance(operation.claim, Apply) and operation.claim.thing.metadata.name == "poison":
             decide(draft, operation)
@@ -54,7 +54,7 @@ def test_a_claim_that_trips_a_check_is_refused_and_the_rest_of_its_batch_is_deci
     monkeypatch.setattr("remit.commitment.batch.decide", tripping)
 
     @story
-    async def told(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         names = ("before", "poison", "after")
         operations = [await scope.operation(USER, Apply(workload(name))) for name in names]
         verdicts = await scope.send(operations)
@@ -62,19 +62,19 @@ def test_a_claim_that_trips_a_check_is_refused_and_the_rest_of_its_batch_is_deci
         assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted]
         assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.FAULT
         assert "half way through" in verdicts[1].detail
-        assert "workload/t1/poison" not in await scope.dump(), "nothing of it is kept, though it was half written"
-        assert (await scope.send([operations[1]])) == [verdicts[1]], "a retry gets the same answer, and kills nobody"
+        assert "workload/t1/poison" not in await scope.dump(), "its partial changes are dropped"
+        assert (await scope.send([operations[1]])) == [verdicts[1]], "a retry gets the same answer, without a crash"
         await scope.must(USER, Apply(workload("later")))
 
-    told()
+    run_test()
 
 
-def test_a_row_that_the_store_will_not_take_costs_only_its_own_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claims are bounded by their own size; what they add up to may still be too much for one row."""
+def test_oversized_row_is_fault_of_its_own_operation_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims are bounded by their own size; together they may still exceed one row."""
     monkeypatch.setattr("remit.store.keys.VALUE_BYTES_MAX", 60_000)
 
     @story
-    async def told(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         large = Config(metadata=Metadata(name="large", tenant="t1"), spec=DataSpec(data={"k": "x" * 64_000}))
         operations = [await scope.operation(USER, Apply(thing)) for thing in (workload("a"), large, workload("b"))]
         verdicts = await scope.send(operations)
@@ -83,32 +83,32 @@ def test_a_row_that_the_store_will_not_take_costs_only_its_own_operation(monkeyp
         assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.FAULT
         await scope.must(USER, Apply(workload("later")))
 
-    told()
+    run_test()
 
 
 @story
-async def test_a_cordoned_or_draining_node_takes_nothing_new(scope: Scope) -> None:
-    there, late = await spawned(scope, "w", 2)
+async def test_cordoned_or_draining_node_refuses_bind(scope: Scope) -> None:
+    there, late = await spawn_replicas(scope, "w", 2)
     await bind(scope, there)
     for closed in (node("n1", gpus=2, unschedulable=True), node("n1", gpus=2, draining=True)):
         await scope.must(OPERATOR, Apply(closed))
         assert await scope.refused(scope.actors["scheduler"], Bind(late, scope.at(late), "n1", T1)) is Code.DRAINING
-    assert scope.phase(there) == "bound", "what is there stays until somebody drains it"
+    assert scope.phase(there) == "bound", "bound replicas stay until they are evicted"
 
 
 @story
-async def test_a_workload_is_bound_only_where_it_wants_to_be(scope: Scope) -> None:
+async def test_bind_outside_requested_region_zone_or_pool_is_refused(scope: Scope) -> None:
     for name, wish in {
         "r": Placement(regions=("mars",)),
         "z": Placement(zones=("no",)),
         "p": Placement(pools=("big",)),
     }.items():
-        (key,) = await spawned(scope, name, placement=wish)
+        (key,) = await spawn_replicas(scope, name, placement=wish)
         assert await scope.refused(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1)) is Code.PLACE
 
 
 @story
-async def test_a_lease_that_is_held_is_not_given_to_another_until_it_lapses(scope: Scope) -> None:
+async def test_held_lease_is_refused_until_it_expires(scope: Scope) -> None:
     rival = Actor("rival", Role.SCHEDULER)
     claim = Acquire("scheduler", Duration(60_000))
     assert await scope.refused(rival, claim) is Code.LEASE_HELD
@@ -117,16 +117,16 @@ async def test_a_lease_that_is_held_is_not_given_to_another_until_it_lapses(scop
     assert (await scope.must(rival, claim)) == [epoch + 1]
 
 
-# -- nothing is written that a successor could not read -----------------------------------------------------------------------
+# -- rows that a later authority could not read ---------------------------------------------------------------------------
 
 UNREADABLE = RecordDecision("d", "t1", DecisionSpec(replicas={"w-0": ""}, attempt=-1))
-"""As somebody in this process could hand it over by reference; on a wire it would not have been decoded."""
+"""Only a caller in this process can pass it, by reference; the decoder would refuse it."""
 
 
 @story
-async def test_what_a_successor_could_not_read_is_refused_and_the_rest_of_its_batch_is_decided(scope: Scope) -> None:
-    told = RecordEvent("e", EventSpec(regarding="node/n1", count=-1))
-    claims = (Apply(workload("a")), UNREADABLE, Apply(workload("b")), told, Apply(workload("c")))
+async def test_undecodable_row_is_fault_and_batch_is_decided(scope: Scope) -> None:
+    run_test = RecordEvent("e", EventSpec(regarding="node/n1", count=-1))
+    claims = (Apply(workload("a")), UNREADABLE, Apply(workload("b")), run_test, Apply(workload("c")))
     operations = [await scope.operation(USER, claim) for claim in claims]
     verdicts = await scope.send(operations)
     assert isinstance(verdicts, list)
@@ -134,16 +134,16 @@ async def test_what_a_successor_could_not_read_is_refused_and_the_rest_of_its_ba
     for verdict, name in zip(verdicts[1::2], ("decision/t1/d", "event/e"), strict=True):
         assert isinstance(verdict, Refused) and verdict.code is Code.FAULT
         assert verdict.detail.startswith(f"{name} cannot be stored: the row would not decode: ")
-    assert await scope.send(operations) == verdicts, "each has one outcome, whatever the batch it was decided in"
+    assert await scope.send(operations) == verdicts, "each has one outcome in any batch"
     await scope.take_over()
     assert await scope.send(operations) == verdicts
     assert {key for key in await scope.dump() if key.startswith(("decision/", "event/"))} == set()
 
 
 @pytest.mark.parametrize("where", ["claim", "id", "trace", "lease"])
-def test_text_that_is_not_unicode_is_refused_and_the_rest_of_its_batch_is_decided(where: str) -> None:
+def test_invalid_unicode_is_refused_and_batch_is_decided(where: str) -> None:
     @story
-    async def told(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         before, good, after = [await scope.operation(USER, Delete("Secret", "none", "t1")) for _ in range(3)]
         bad = {
             "claim": replace(good, claim=Delete("Secret", "\ud800", "t1")),
@@ -157,15 +157,15 @@ def test_text_that_is_not_unicode_is_refused_and_the_rest_of_its_batch_is_decide
         assert codes == [Code.NOT_FOUND, Code.INVALID, Code.NOT_FOUND]
         await scope.must(USER, Apply(workload("later")))
 
-    told()
+    run_test()
 
 
 @pytest.mark.parametrize("where", ["id", "claim", "trace", "name"])
-def test_words_that_no_row_could_keep_are_cut_in_the_audit_and_do_not_stop_the_authority(where: str) -> None:
-    """The refusal quotes what it refuses: uncut, it would be refused by the store as well, again and again."""
+def test_oversized_text_is_truncated_in_audit(where: str) -> None:
+    """The refusal quotes it: at full length the store would refuse that row too, again and again."""
 
     @story
-    async def told(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         long = "x" * (VALUE_BYTES_MAX + 1)
         good = await scope.operation(USER, Delete("Secret", "none", "t1"))
         bad, code = {
@@ -175,16 +175,16 @@ def test_words_that_no_row_could_keep_are_cut_in_the_audit_and_do_not_stop_the_a
             "name": (replace(good, actor=replace(USER, name=long)), Code.LIMIT),
         }[where]
         calls = scope.store.calls
-        with bounded(scope, 10):
+        with limit_store_calls(scope, 10):
             verdicts = await scope.lead.ask([bad])
         assert isinstance(verdicts, list) and isinstance(verdicts[0], Refused)
         assert verdicts[0].code is code and scope.store.calls - calls < 10
         entry = decode_batch(await last_batch(scope)).entries[-1]
         cut = {"id": entry.id, "claim": entry.subject, "trace": entry.trace, "name": entry.actor}[where]
-        assert len(cut) < 1024 and cut.endswith("…"), "who did it is still on record"
+        assert len(cut) < 1024 and cut.endswith("…"), "the audit still records it"
         await scope.must(USER, Apply(workload("later")))
 
-    told()
+    run_test()
 
 
 async def last_batch(scope: Scope) -> bytes:
@@ -194,15 +194,15 @@ async def last_batch(scope: Scope) -> bytes:
 
 
 @contextmanager
-def bounded(scope: Scope, calls: int) -> Iterator[None]:
-    """The process dies at a call of the store too many: an authority that goes round in a circle lets no timer ring."""
+def limit_store_calls(scope: Scope, calls: int) -> Iterator[None]:
+    """Crash after too many calls of the store: an authority in an endless loop never yields to a timer."""
     scope.store.strikes = {scope.store.calls + calls: "before"}
     yield
     scope.store.strikes = {}
 
 
-def test_claims_that_trip_are_each_refused_and_the_rest_are_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two trip while they are decided, one when its row is written; the others are not done twice over that."""
+def test_several_faulty_claims_are_refused_and_rest_decided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two fail while being decided, one when its row is written; the others must not be applied twice."""
     monkeypatch.setattr("remit.store.keys.VALUE_BYTES_MAX", 60_000)
 
     def tripping(draft: Draft, operation: Operation) -> int | Refused:
@@ -213,7 +213,7 @@ def test_claims_that_trip_are_each_refused_and_the_rest_are_decided_once(monkeyp
     monkeypatch.setattr("remit.commitment.batch.decide", tripping)
 
     @story
-    async def told(scope: Scope) -> None:
+    async def run_test(scope: Scope) -> None:
         large = Config(metadata=Metadata(name="large", tenant="t1"), spec=DataSpec(data={"k": "x" * 64_000}))
         things = (workload("a"), workload("poison"), workload("poison-too"), large, workload("b"))
         verdicts = await scope.ask(USER, *(Apply(thing) for thing in things))
@@ -225,37 +225,37 @@ def test_claims_that_trip_are_each_refused_and_the_rest_are_decided_once(monkeyp
         assert isinstance(verdicts[1], Refused) and verdicts[1].detail == "LookupError: our own"
         assert len(scope.checker.versions["workload/t1/a"]) == 1
 
-    told()
+    run_test()
 
 
 @story
-async def test_nobody_is_told_that_something_is_done_which_its_own_role_may_not_ask(scope: Scope) -> None:
-    """A claim that no room decides, a role that nobody has, a kind that is not declared."""
+async def test_claim_outside_role_is_refused(scope: Scope) -> None:
+    """A role without claims, a kind the role may not declare, a lease of another role."""
     assert await scope.refused(Actor("a1", Role.AUTHORITY), Apply(workload("w"))) is Code.ROLE
     assert await scope.refused(USER, Apply(node("n3"))) is Code.ROLE
     assert await scope.refused(scope.actors["repair"], Acquire("scheduler/x", Duration(60_000))) is Code.NOT_OWNER
 
 
-# -- what was given by reference, and is no operation -------------------------------------------------------------------------
+# -- malformed operations passed by reference -----------------------------------------------------------------------------
 
 GOOD = Delete("Secret", "none", "t1")
 
 
-def ill_formed(good: Operation) -> dict[str, Any]:
+def malformed_operations(good: Operation) -> dict[str, Any]:
     looped: dict[str, Any] = {}
     looped["itself"] = looped
     return {
-        "nothing": None,
-        "a number": 7,
+        "none": None,
+        "number": 7,
         "id": replace(good, id=None),
         "claim": replace(good, claim=None),
-        "a claim of no kind": replace(good, claim=good.actor),
+        "claim of wrong type": replace(good, claim=good.actor),
         "actor": replace(good, actor=None),
         "name": replace(good, actor=replace(USER, name=7)),
         "role": replace(good, actor=replace(USER, role=None)),
-        "a word for a role": replace(good, actor=replace(USER, role="user")),
+        "role as text": replace(good, actor=replace(USER, role="user")),
         "epoch": replace(good, actor=replace(USER, epoch="x")),
-        "half an epoch": replace(good, actor=replace(USER, epoch=1.5)),
+        "fractional epoch": replace(good, actor=replace(USER, epoch=1.5)),
         "evidence": replace(good, evidence=None),
         "revision": replace(good, evidence=Evidence(1.5, 0)),  # type: ignore[arg-type]
         "age": replace(good, evidence=Evidence(0, None)),  # type: ignore[arg-type]
@@ -264,38 +264,39 @@ def ill_formed(good: Operation) -> dict[str, Any]:
         "target": replace(good, claim=Abandon(7)),  # type: ignore[arg-type]
         "thing": replace(good, claim=Apply(None)),  # type: ignore[arg-type]
         "kind": replace(good, claim=Delete([], "x")),  # type: ignore[arg-type]
-        "what cannot be written": replace(good, claim=RecordEvent("e", object())),  # type: ignore[arg-type]
-        "what has no end": replace(good, claim=RecordEvent("e", looped)),  # type: ignore[arg-type]
+        "unencodable event": replace(good, claim=RecordEvent("e", object())),  # type: ignore[arg-type]
+        "cyclic event": replace(good, claim=RecordEvent("e", looped)),  # type: ignore[arg-type]
     }
 
 
 @story
-async def test_what_is_no_operation_is_refused_and_harms_nobody(scope: Scope) -> None:
+async def test_malformed_operation_is_refused_without_harm(scope: Scope) -> None:
     good = await scope.operation(USER, GOOD)
-    for name, bad in ill_formed(good).items():
+    for name, bad in malformed_operations(good).items():
         other = await scope.operation(USER, Apply(workload(name.replace(" ", "-"))))
         refused, accepted = await scope.lead.authority.submit([bad, other])
         assert isinstance(refused, Refused) and refused.code is Code.INVALID, (name, refused)
         assert isinstance(accepted, Accepted), name
     await scope.take_over()
-    assert await scope.refused(USER, GOOD) is Code.NOT_FOUND, "a successor can read everything"
+    assert await scope.refused(USER, GOOD) is Code.NOT_FOUND, "a later authority can read everything"
 
 
 @story
-async def test_a_role_may_name_the_lease_of_its_own_name(scope: Scope) -> None:
-    """It is a text, and more than that."""
+async def test_lease_may_be_named_by_role_enum(scope: Scope) -> None:
+    """A role is a subclass of `str`."""
     actor = Actor("x", Role.AUTOSCALER)
     scope.clock.at_ms += 24 * 3_600_000
     (epoch,) = await scope.must(actor, Acquire(Role.AUTOSCALER, Duration(60_000)))
     await scope.must(Actor("x", Role.AUTOSCALER, Role.AUTOSCALER, epoch), RecordEvent("e", EventSpec(regarding="node/n1")))
     await scope.take_over()
+    assert scope.row("lease/autoscaler")["spec"]["holder"] == "x"
 
 
 @story
-async def test_a_result_that_is_no_text_is_not_written(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w", type_="job")
+async def test_result_that_is_not_text_is_not_written(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w", type_="job")
     await bind(scope, key)
-    await move(scope, key, "start", "run")
+    await commit_transitions(scope, key, "start", "run")
     agent = scope.actors["agent/n1"]
     claim = Move(key, scope.at(key), "finish", 1, ["done"])  # type: ignore[arg-type]
     (verdict,) = await scope.ask(agent, claim)
@@ -304,26 +305,26 @@ async def test_a_result_that_is_no_text_is_not_written(scope: Scope) -> None:
     assert scope.phase(key) == "running"
 
 
-@pytest.mark.parametrize("change", [lambda asked: asked.append(asked[0]), lambda asked: asked.clear()])
-def test_a_list_that_is_changed_after_asking_is_answered_as_it_was(change: Any) -> None:
+@pytest.mark.parametrize("change", [lambda operations: operations.append(operations[0]), lambda operations: operations.clear()])
+def test_list_changed_after_submit_is_answered_unchanged(change: Any) -> None:
     @story
-    async def told(scope: Scope) -> None:
-        asked = [await scope.operation(USER, GOOD) for _ in range(300)]
-        asking = asyncio.create_task(scope.lead.authority.submit(asked))
+    async def run_test(scope: Scope) -> None:
+        operations = [await scope.operation(USER, GOOD) for _ in range(300)]
+        submission = asyncio.create_task(scope.lead.authority.submit(operations))
         for _ in range(4):
             await asyncio.sleep(0)
-        change(asked)
-        assert len(await asyncio.wait_for(asking, 5)) == 300
+        change(operations)
+        assert len(await asyncio.wait_for(submission, 5)) == 300
         assert scope.lead.authority._queue.count == 0
 
-    told()
+    run_test()
 
 
 @story
-async def test_whatever_can_be_gone_through_may_be_asked(scope: Scope) -> None:
+async def test_generator_of_operations_is_accepted(scope: Scope) -> None:
     operations = [await scope.operation(USER, GOOD) for _ in range(3)]
-    asked: Any = (operation for operation in operations)
-    assert len(await scope.lead.authority.submit(asked)) == 3
+    generator: Any = (operation for operation in operations)
+    assert len(await scope.lead.authority.submit(generator)) == 3
 
 
 def cycle() -> list[tuple[str, bytes]]:
@@ -341,27 +342,27 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("told", DAMAGE)
-def test_rows_that_make_no_sense_are_told_with_a_cure(told: str) -> None:
-    """F13: nobody leads on books that cannot be read."""
+@pytest.mark.parametrize("message", DAMAGE)
+def test_damaged_row_ends_takeover_with_cure(message: str) -> None:
+    """F13: no authority leads on books that cannot be read."""
 
-    async def tell() -> None:
+    async def run_test() -> None:
         scope = await furnished(checked=False)
         place = await chain.read_position(scope.store)
         assert place is not None
-        puts = DAMAGE[told]
+        puts = DAMAGE[message]
         await scope.store.inner.commit(chain.batch(place, chain.advance(place.head, puts, ()), puts))
-        with pytest.raises(Corrupt, match=rf"{told}.*restore a backup"):
+        with pytest.raises(Corrupt, match=rf"{message}.*restore a backup"):
             await Authority.take_over(scope.store, scope="r1", holder="b", clock=scope.clock, ids=scope.ids)
         await scope.close()
 
-    run(tell())
+    run(run_test())
 
 
-def test_a_batch_that_does_not_decode_is_told_with_a_cure() -> None:
+def test_undecodable_batch_ends_takeover_with_cure() -> None:
     """F13"""
 
-    async def tell() -> None:
+    async def run_test() -> None:
         scope = await furnished(checked=False)
         await scope.must(USER, Apply(workload("w")))
         place = await chain.read_position(scope.store)
@@ -372,4 +373,4 @@ def test_a_batch_that_does_not_decode_is_told_with_a_cure() -> None:
             await Authority.take_over(scope.store, scope="r1", holder="b", clock=scope.clock, ids=scope.ids)
         await scope.close()
 
-    run(tell())
+    run(run_test())

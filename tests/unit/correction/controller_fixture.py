@@ -1,4 +1,4 @@
-"""A board laid out by hand, and what a controller wishes for when it looks at it. Time passes when told. No test is in here."""
+"""A hand-made watch cache, and the claims a controller makes on it. Time passes only when a test advances it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.observation.row_fixtures import generation, replica
 HEAD = Head("one", 1, 1, "a", 0, "")
 TEMPO = Timing(2_000)
 
-__all__ = ["HEAD", "TEMPO", "Table", "ready", "replica", "said", "short", "work"]
+__all__ = ["HEAD", "TEMPO", "ControllerBench", "claim_words", "condition_reasons", "ready", "replica", "work"]
 
 
 def ready(name: str, health: NodeHealth = NodeHealth.READY, **more: Any) -> Node:
@@ -32,14 +32,14 @@ def ready(name: str, health: NodeHealth = NodeHealth.READY, **more: Any) -> Node
 
 
 def work(name: str, replicas: int = 3, *, at: int = 1, **more: Any) -> tuple[Workload, Generation]:
-    """A workload with its uid, at a generation, and that generation."""
+    """A workload with uid and generation, and that generation."""
     made = workload(name, replicas=replicas, **more)
     made = replace(made, metadata=replace(made.metadata, uid=f"uid-{name}", generation=at))
     return made, generation(made, at)
 
 
-class Table:
-    """A board, told what an authority might have written. `write` is one commit."""
+class ControllerBench:
+    """A watch cache fed with rows as an authority would write them. `write` is one commit."""
 
     def __init__(self, *things: AnyObject) -> None:
         self.clock = FakeClock()
@@ -59,33 +59,34 @@ class Table:
     def times(self) -> ReconcileTime:
         return ReconcileTime(self.clock.now_ms(), "2026-01-01T00:00:00.000Z", TEMPO, self.authority)
 
-    def look(self, controller: Controller, at: str) -> list[AnyClaim]:
-        """What is asked for now."""
-        return [wish.claim for wish in controller.reconcile(at, self.times()) if isinstance(wish, Action)]
+    def reconcile(self, controller: Controller, at: str) -> list[AnyClaim]:
+        """The claims of one reconcile."""
+        return [result.claim for result in controller.reconcile(at, self.times()) if isinstance(result, Action)]
 
-    def again_in(self, controller: Controller, at: str) -> int | None:
-        """After how long it wants to look again, at the latest."""
+    def requeue_ms(self, controller: Controller, at: str) -> int | None:
+        """The shortest requested delay until the next reconcile."""
         return min(
-            (wish.in_ms for wish in controller.reconcile(at, self.times()) if isinstance(wish, RequeueAfter)), default=None
+            (result.in_ms for result in controller.reconcile(at, self.times()) if isinstance(result, RequeueAfter)),
+            default=None,
         )
 
     def observe(self, thing: Workload, claims: Sequence[AnyClaim]) -> Workload:
-        """As it stands once these conditions were accepted; written down too."""
-        found = {one.type: one for one in thing.status.conditions}
+        """Return the workload with these conditions accepted, and write it."""
+        found = {condition.type: condition for condition in thing.status.conditions}
         found |= {claim.condition.type: claim.condition for claim in claims if isinstance(claim, SetCondition)}
         after = replace(thing, status=WorkloadStatus(conditions=tuple(found.values())))
         self.write(after)
         return after
 
 
-def said(claims: Iterable[AnyClaim]) -> dict[str, tuple[str, str]]:
-    """The conditions among them, by type: status and reason."""
+def condition_reasons(claims: Iterable[AnyClaim]) -> dict[str, tuple[str, str]]:
+    """Conditions among the claims, by type: status and reason."""
     found: list[Condition] = [claim.condition for claim in claims if isinstance(claim, SetCondition)]
     return {one.type: (one.status, one.reason) for one in found}
 
 
-def short(claims: Iterable[AnyClaim]) -> list[str]:
-    """All but the conditions, in a word each."""
+def claim_words(claims: Iterable[AnyClaim]) -> list[str]:
+    """All claims but conditions, in short form."""
     return [_word(claim) for claim in claims if not isinstance(claim, SetCondition)]
 
 

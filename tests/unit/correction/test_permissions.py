@@ -1,4 +1,4 @@
-"""Do a remit, the memory of fights, and a bucket hold back what they should, and nothing else?"""
+"""Controller permissions, undo detection, token buckets and condition updates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remit.correction.controller_set import CONTROLLERS
-from remit.correction.framework.actions import MESSAGE_MAX, Action, ControllerPermissions, later_timestamp, update_condition
+from remit.correction.framework.actions import (
+    MESSAGE_MAX,
+    Action,
+    ControllerPermissions,
+    later_timestamp,
+    update_condition,
+)
 from remit.correction.framework.work_queue import ACTIONS_TRACKED_MAX, TokenBucket, UndoDetector
 from remit.law.lifecycle import OWNERS
 from remit.model.claims import Apply, Close, Delete, Forget, Mark, Move, RecordEvent, Role, SetCondition, Spawn
@@ -15,18 +21,18 @@ from remit.model.kinds import NodeHealth
 from remit.model.metadata import Condition
 from remit.model.records import EventSpec
 from tests.properties.authority_world import workload
-from tests.unit.correction.controller_fixture import Table, ready, work
+from tests.unit.correction.controller_fixture import ControllerBench, ready, work
 
-# -- remits ------------------------------------------------------------------------------------------------------------------
+# -- permissions -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_remit_of_another_roles_transition_cannot_be_declared() -> None:
+def test_permission_for_transition_of_other_role_is_refused() -> None:
     with pytest.raises(ValueError, match="transitions evict are not owned by role repair"):
         ControllerPermissions(Role.REPAIR, transitions=("release", "evict"))
 
 
-def test_what_was_not_declared_is_outside() -> None:
-    remit = ControllerPermissions(
+def test_undeclared_claim_violates_permissions() -> None:
+    permissions = ControllerPermissions(
         Role.WORKLOADS, claims=(Spawn, Delete), transitions=("create", "cancel"), declares=("Workload",)
     )
     inside = (Move("r", 1, "cancel"), Spawn("t", "w", 1, 0, 1), Delete("Workload", "w", "t"))
@@ -34,64 +40,64 @@ def test_what_was_not_declared_is_outside() -> None:
         Move("r", 1, "remove"), Forget("r", 1), Delete("Node", "n"), Apply(workload("w")), Close("g"),
         Mark("n", 1, NodeHealth.LOST), Move("r", 1, "no-such-move"),
     )  # fmt: skip
-    assert [remit.violation_of(claim) for claim in inside] == [""] * 3
-    assert all(remit.violation_of(claim) for claim in outside)
-    assert remit.violation_of(outside[0]) == (
+    assert [permissions.violation_of(claim) for claim in inside] == [""] * 3
+    assert all(permissions.violation_of(claim) for claim in outside)
+    assert permissions.violation_of(outside[0]) == (
         "role workloads requested transition remove, which it did not declare; this is a bug in the controller"
     )
 
 
-def test_everybody_may_note_an_event_and_observe_a_condition() -> None:
+def test_every_controller_may_record_events_and_conditions() -> None:
     for controller in CONTROLLERS:
         assert not controller.permissions.violation_of(RecordEvent("e", EventSpec(regarding="node/n")))
         assert not controller.permissions.violation_of(SetCondition("Node", "n", Condition(type="A", status="True")))
 
 
-def test_every_loop_owned_transition_is_in_exactly_one_remit() -> None:
-    """But those of schedulers, agents and the authority itself."""
+def test_each_controller_transition_is_permitted_to_exactly_one() -> None:
+    """Except those of schedulers, agents and the authority itself."""
     loops = {Role.WORKLOADS, Role.NODES, Role.REPAIR, Role.ENDPOINTS, Role.ROLLOUT}
     owned = sorted(name for name, role in OWNERS.items() if role in loops)
     declared = sorted(name for controller in CONTROLLERS for name in controller.permissions.transitions)
     assert declared == owned
 
 
-# -- fights ------------------------------------------------------------------------------------------------------------------
+# -- undo detection ----------------------------------------------------------------------------------------------------------
 
 
-def test_what_was_done_twice_and_is_wanted_again_is_held_and_told_once() -> None:
-    fights = UndoDetector(10_000)
+def test_action_repeated_twice_is_held_and_reported_once() -> None:
+    detector = UndoDetector(10_000)
     for now_ms in (0, 1_000):
-        assert not fights.is_held("serve a", now_ms)
-        fights.record("serve a", now_ms)
-    assert fights.is_held("serve a", 2_000)
-    assert not fights.is_held("serve b", 2_000), "another deed"
-    assert fights.take_unreported("serve a")
-    assert not fights.take_unreported("serve a")
+        assert not detector.is_held("serve a", now_ms)
+        detector.record("serve a", now_ms)
+    assert detector.is_held("serve a", 2_000)
+    assert not detector.is_held("serve b", 2_000), "another action"
+    assert detector.take_unreported("serve a")
+    assert not detector.take_unreported("serve a")
 
 
-def test_a_long_pause_ends_a_fight() -> None:
-    fights = UndoDetector(10_000)
+def test_held_action_is_released_after_long_pause() -> None:
+    detector = UndoDetector(10_000)
     for now_ms in (0, 1_000):
-        fights.record("serve a", now_ms)
-    assert fights.is_held("serve a", 10_999)
-    assert not fights.is_held("serve a", 11_000)
+        detector.record("serve a", now_ms)
+    assert detector.is_held("serve a", 10_999)
+    assert not detector.is_held("serve a", 11_000)
 
 
-def test_fights_are_bounded__the_oldest_is_forgotten_first() -> None:
-    fights = UndoDetector(1 << 40)
-    for deed in ("old", "kept"):
+def test_tracked_actions_are_bounded_by_age() -> None:
+    detector = UndoDetector(1 << 40)
+    for action in ("old", "kept"):
         for _ in range(2):
-            fights.record(deed, 0)
+            detector.record(action, 0)
     for number in range(ACTIONS_TRACKED_MAX - 1):
-        fights.record(f"n{number}", 0)
-    assert not fights.is_held("old", 0)
-    assert fights.is_held("kept", 0)
+        detector.record(f"n{number}", 0)
+    assert not detector.is_held("old", 0)
+    assert detector.is_held("kept", 0)
 
 
 # -- buckets -----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_burst_and_then_the_rate_of_each_draw() -> None:
+def test_token_bucket_allows_burst_then_rate() -> None:
     bucket = TokenBucket(2)
     assert [bucket.wait_ms(0, 100) for _ in range(3)] == [0, 0, 10_000]
     assert bucket.wait_ms(5_000, 100) == 5_000
@@ -100,7 +106,7 @@ def test_a_burst_and_then_the_rate_of_each_draw() -> None:
 
 
 @given(st.lists(st.integers(0, 20_000), min_size=1, max_size=80), st.integers(1, 5))
-def test_never_more_than_the_burst_and_the_rate(gaps: list[int], burst: int) -> None:
+def test_token_bucket_never_exceeds_burst_and_rate(gaps: list[int], burst: int) -> None:
     bucket, now_ms, taken = TokenBucket(burst), 0, 0
     for gap in gaps:
         now_ms += gap
@@ -111,15 +117,15 @@ def test_never_more_than_the_burst_and_the_rate(gaps: list[int], burst: int) -> 
 # -- conditions --------------------------------------------------------------------------------------------------------------
 
 
-def condition(deeds: list[Action]) -> Condition:
-    (deed,) = deeds
-    assert isinstance(deed.claim, SetCondition)
-    return deed.claim.condition
+def condition(actions: list[Action]) -> Condition:
+    (action,) = actions
+    assert isinstance(action.claim, SetCondition)
+    return action.claim.condition
 
 
-def test_a_condition_is_said_where_it_differs_and_carries_its_generation_and_time() -> None:
+def test_condition_is_set_only_when_it_differs() -> None:
     made, _ = work("w", at=4)
-    table = Table(made)
+    table = ControllerBench(made)
     first = condition(update_condition(made, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:01.000Z"))
     assert (first.observed_generation, first.last_transition) == (4, "2026-01-01T00:00:01.000Z")
     after = table.observe(made, [SetCondition("Workload", "w", first, "t1")])
@@ -129,9 +135,9 @@ def test_a_condition_is_said_where_it_differs_and_carries_its_generation_and_tim
         assert changed, (status, reason, message)
 
 
-def test_a_new_generation_is_spoken_of_anew() -> None:
+def test_condition_is_set_again_for_new_generation() -> None:
     made, _ = work("w", at=4)
-    table = Table(made)
+    table = ControllerBench(made)
     first = condition(update_condition(made, "Available", "True", "EnoughReady", "", "2026-01-01T00:00:01.000Z"))
     after = table.observe(work("w", at=5)[0], [SetCondition("Workload", "w", first, "t1")])
     assert (
@@ -142,11 +148,11 @@ def test_a_new_generation_is_spoken_of_anew() -> None:
     )
 
 
-def test_a_clock_that_lags_still_says_something_later() -> None:
+def test_lagging_clock_still_gives_later_timestamp() -> None:
     assert later_timestamp("2026-01-01T00:00:02.000Z", "2026-01-01T00:00:01.000Z") == "2026-01-01T00:00:02.000Z"
     assert later_timestamp("2026-01-01T00:00:01.000Z", "2026-01-01T00:00:59.999Z") == "2026-01-01T00:01:00.000Z"
     assert later_timestamp("2026-01-01T00:00:01.000Z", "zzz") == "2026-01-01T00:00:01.000Z"
 
 
-def test_messages_are_bounded() -> None:
+def test_condition_message_is_truncated() -> None:
     assert len(condition(update_condition(ready("n"), "Drained", "False", "Draining", "x" * 5_000, "")).message) == MESSAGE_MAX

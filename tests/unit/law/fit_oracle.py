@@ -1,6 +1,7 @@
-"""Does this replica fit this node? Answered a second time, by nested loops and exhaustive search. Nothing of law/ is used here.
+"""Oracle for placement rules: does a replica fit a node, by nested loops and exhaustive search.
 
-The definitions are those of the manifest as a reader of Kubernetes takes them, so that a wrong law cannot acquit itself.
+It does not import `law/`; the definitions are those a reader of Kubernetes expects from the manifest, so that a wrong
+rule cannot confirm itself.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from remit.model.claims import Code
 from remit.model.kinds import Device, DeviceRequest, Node, NodeExpression, PolicySpec, Taint, Toleration, WorkloadSpec
 
 if TYPE_CHECKING:
-    from remit.observation.node_columns import NodeFree  # the record of a node and what is left of it
+    from remit.observation.node_columns import NodeFree  # a node and its free capacity
 
 
 class Work(NamedTuple):
-    """A workload, as far as placing its replicas goes."""
+    """A workload, as far as its placement is concerned."""
 
     tenant: str
     name: str
@@ -25,8 +26,8 @@ class Work(NamedTuple):
     spec: WorkloadSpec
 
 
-class Scene(NamedTuple):
-    """Nodes, replicas that stand on them, policies, and a workload of which one more replica is to be placed."""
+class PlacementCase(NamedTuple):
+    """Nodes, replicas bound to them, policies, and a workload that needs one more replica."""
 
     left: list[NodeFree]
     standing: list[tuple[Work, int]]
@@ -34,11 +35,11 @@ class Scene(NamedTuple):
     work: Work
 
 
-def broken(scene: Scene, row: int) -> set[Code]:
-    """Every refusal that the replica must meet on that node."""
+def violations(scene: PlacementCase, row: int) -> set[Code]:
+    """Every refusal that the replica must get on that node."""
     here, work = scene.left[row], scene.work
     node, template = here.node, work.spec.template
-    found = broken_always(scene, node)
+    found = static_violations(scene, node)
     if str(node.status.health) != "ready":
         found.add(Code.NODE_UNREADY)
     if node.spec.unschedulable or node.spec.draining:
@@ -46,19 +47,19 @@ def broken(scene: Scene, row: int) -> set[Code]:
     for name, count in template.resources.pairs:
         if name not in here.free or here.free[name] < count:
             found.add(Code.NO_ROOM)
-    if not devices_found(template.devices, list(node.spec.devices), dict(here.used)):
+    if not devices_available(template.devices, list(node.spec.devices), dict(here.used)):
         found.add(Code.DEVICE_TAKEN)
-    if not spread_kept(scene, node):
+    if not spread_satisfied(scene, node):
         found.add(Code.SPREAD)
-    if not company_found(scene, node):
+    if not affinity_satisfied(scene, node):
         found.add(Code.AFFINITY)
-    if not solitude_kept(scene, node):
+    if not anti_affinity_satisfied(scene, node):
         found.add(Code.ANTI_AFFINITY)
     return found
 
 
-def broken_always(scene: Scene, node: Node) -> set[Code]:
-    """Refusals that would stand if the cluster were empty, healthy and idle."""
+def static_violations(scene: PlacementCase, node: Node) -> set[Code]:
+    """Refusals that hold even in an empty, healthy, idle cluster."""
     found, work, where, spec = set(), scene.work, scene.work.spec.placement, node.spec
     for names, name in ((where.regions, spec.region), (where.zones, spec.zone), (where.pools, spec.pool)):
         if len(names) > 0 and name not in names:
@@ -66,25 +67,27 @@ def broken_always(scene: Scene, node: Node) -> set[Code]:
     for policy in scene.policies:
         for rule in policy.rules:
             meant = len(rule.match.tenants) == 0 or work.tenant in rule.match.tenants
-            meant = meant and picks(rule.match.labels, work)
+            meant = meant and selects(rule.match.labels, work)
             allow = rule.allow
             for names, name in ((allow.regions, spec.region), (allow.zones, spec.zone), (allow.pools, spec.pool)):
                 if meant and len(names) > 0 and name not in names:
                     found.add(Code.POLICY)
     for taint in spec.taints:
-        if taint.effect in ("NoSchedule", "NoExecute") and not any(covers(one, taint) for one in where.tolerations):
+        if taint.effect in ("NoSchedule", "NoExecute") and not any(
+            tolerates(toleration, taint) for toleration in where.tolerations
+        ):
             found.add(Code.TAINT)
     labels = node.metadata.labels
     for key, value in where.node_selector.items():
         if key not in labels or labels[key] != value:
             found.add(Code.SELECTOR)
     for expression in where.expressions:
-        if not holds(expression, labels):
+        if not matches(expression, labels):
             found.add(Code.SELECTOR)
     return found
 
 
-def covers(toleration: Toleration, taint: Taint) -> bool:
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
     if toleration.effect != "" and toleration.effect != taint.effect:
         return False
     if toleration.key != "" and toleration.key != taint.key:
@@ -92,7 +95,7 @@ def covers(toleration: Toleration, taint: Taint) -> bool:
     return toleration.operator == "Exists" or toleration.value == taint.value
 
 
-def holds(expression: NodeExpression, labels: dict[str, str]) -> bool:
+def matches(expression: NodeExpression, labels: dict[str, str]) -> bool:
     there, operator = expression.key in labels, expression.operator
     if operator in ("Exists", "DoesNotExist"):
         return there == (operator == "Exists")
@@ -107,25 +110,30 @@ def holds(expression: NodeExpression, labels: dict[str, str]) -> bool:
     return int(value) > int(limit) if operator == "Gt" else int(value) < int(limit)
 
 
-def devices_found(asks: Sequence[DeviceRequest], devices: list[Device], used: dict[str, int]) -> bool:
-    """Try every way to hand out devices, one ask after the other."""
-    if not asks:
+def devices_available(requests: Sequence[DeviceRequest], devices: list[Device], used: dict[str, int]) -> bool:
+    """Try every assignment of devices, one request after the other."""
+    if not requests:
         return True
-    ask, rest = asks[0], asks[1:]
-    suited = [one for one in devices if one.kind == ask.kind and (not ask.models or one.model in ask.models)]
-    if ask.share != "":
-        text = str(ask.share)
+    request, rest = requests[0], requests[1:]
+    suited = [
+        device for device in devices if device.kind == request.kind and (not request.models or device.model in request.models)
+    ]
+    if request.share != "":
+        text = str(request.share)
         share = Fraction(text[:-1]) if text.endswith("m") else Fraction(text) * 1000
         return any(
-            used.get(one.name, 0) + share <= 1000 and devices_found(rest, devices, {**used, one.name: 1000}) for one in suited
+            used.get(one.name, 0) + share <= 1000 and devices_available(rest, devices, {**used, one.name: 1000})
+            for one in suited
         )
-    if ask.count == 0:
-        return devices_found(rest, devices, used)
-    less = DeviceRequest(kind=ask.kind, count=ask.count - 1, models=ask.models)
-    return any(devices_found([less, *rest], devices, {**used, one.name: 1000}) for one in suited if not used.get(one.name, 0))
+    if request.count == 0:
+        return devices_available(rest, devices, used)
+    less = DeviceRequest(kind=request.kind, count=request.count - 1, models=request.models)
+    return any(
+        devices_available([less, *rest], devices, {**used, one.name: 1000}) for one in suited if not used.get(one.name, 0)
+    )
 
 
-def picks(selector: dict[str, str], work: Work) -> bool:
+def selects(selector: dict[str, str], work: Work) -> bool:
     labels = {**work.labels, "remit/workload": work.name}
     return all(key in labels and labels[key] == value for key, value in selector.items())
 
@@ -143,17 +151,17 @@ def domain(node: Node, key: str) -> str | None:
     return node.metadata.labels.get(key) or None
 
 
-def standing_in(scene: Scene, key: str, name: str, selector: dict[str, str]) -> int:
-    """How many replicas of the tenant that the selector picks stand in that domain?"""
+def replicas_in(scene: PlacementCase, key: str, name: str, selector: dict[str, str]) -> int:
+    """Number of the tenant's replicas in that domain that the selector matches."""
     found = 0
     for work, row in scene.standing:
-        if domain(scene.left[row].node, key) == name and work.tenant == scene.work.tenant and picks(selector, work):
+        if domain(scene.left[row].node, key) == name and work.tenant == scene.work.tenant and selects(selector, work):
             found += 1
     return found
 
 
-def spread_kept(scene: Scene, node: Node) -> bool:
-    """The skew of a domain is what it would hold, less the least that any domain holds where the replica may stand."""
+def spread_satisfied(scene: PlacementCase, node: Node) -> bool:
+    """Skew: replicas in the domain afterwards, minus the minimum over all domains the replica may use."""
     for spread in scene.work.spec.placement.topology_spread:
         if spread.when_unsatisfiable == "ScheduleAnyway":
             continue
@@ -164,33 +172,33 @@ def spread_kept(scene: Scene, node: Node) -> bool:
         held = []
         for other in scene.left:
             there = domain(other.node, key)
-            if there is not None and not broken_always(scene, other.node):
-                held.append(standing_in(scene, key, there, selector))
-        would = standing_in(scene, key, here, selector) + (1 if picks(selector, scene.work) else 0)
+            if there is not None and not static_violations(scene, other.node):
+                held.append(replicas_in(scene, key, there, selector))
+        would = replicas_in(scene, key, here, selector) + (1 if selects(selector, scene.work) else 0)
         if would - (min(held) if held else 0) > spread.max_skew:
             return False
     return True
 
 
-def company_found(scene: Scene, node: Node) -> bool:
+def affinity_satisfied(scene: PlacementCase, node: Node) -> bool:
     for term in scene.work.spec.placement.affinity:
         here = domain(node, term.topology_key)
         if here is None:
             return False
-        if standing_in(scene, term.topology_key, here, term.label_selector) > 0:
+        if replicas_in(scene, term.topology_key, here, term.label_selector) > 0:
             continue
         domains = {domain(other.node, term.topology_key) for other in scene.left} - {None}
-        anywhere = any(standing_in(scene, term.topology_key, str(name), term.label_selector) for name in domains)
-        if anywhere or not picks(term.label_selector, scene.work):
+        anywhere = any(replicas_in(scene, term.topology_key, str(name), term.label_selector) for name in domains)
+        if anywhere or not selects(term.label_selector, scene.work):
             return False
     return True
 
 
-def solitude_kept(scene: Scene, node: Node) -> bool:
-    """Away from those it shuns, and from those that shun it."""
+def anti_affinity_satisfied(scene: PlacementCase, node: Node) -> bool:
+    """Its own anti-affinity, and that of the replicas it would join."""
     for term in scene.work.spec.placement.anti_affinity:
         here = domain(node, term.topology_key)
-        if here is not None and standing_in(scene, term.topology_key, here, term.label_selector) > 0:
+        if here is not None and replicas_in(scene, term.topology_key, here, term.label_selector) > 0:
             return False
     for other, row in scene.standing:
         for term in other.spec.placement.anti_affinity:
@@ -199,7 +207,7 @@ def solitude_kept(scene: Scene, node: Node) -> bool:
                 here is not None
                 and here == there
                 and other.tenant == scene.work.tenant
-                and picks(term.label_selector, scene.work)
+                and selects(term.label_selector, scene.work)
             ):
                 return False
     return True

@@ -1,4 +1,4 @@
-"""How does one node look to the law as plain values, and who stands where? For tests; the product's own is in commitment/."""
+"""Implementations of the interfaces of `law/fit.py` by plain values, for tests; the product's are in `commitment/`."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ class OneNode:
 def domain_of(node: Node, key: str) -> tuple[bool, str]:
     own = {"node": node.metadata.name, "zone": node.spec.zone, "region": node.spec.region, "pool": node.spec.pool}
     found = own.get(key, node.metadata.labels.get(key))
-    return bool(found), found or ""  # an empty label names no domain
+    return bool(found), found or ""  # an empty label is no domain
 
 
 class PlainPeers:
-    """`fit.Peers` by counting again each time, over replicas that stand on nodes."""
+    """Implements `fit.Peers` by recounting all bound replicas each time."""
 
     def __init__(self, sites: Sequence[OneNode], standing: Sequence[tuple[fit.Requirements, Node]]) -> None:
         self.sites = sites
@@ -79,7 +79,7 @@ class PlainPeers:
         return [index for index in carried if index.tenant == ask.tenant and selects(index.selector, ask.labels)]
 
     def counted(self, asks: Sequence[fit.Requirements]) -> dict[fit.PeerIndex, Counter[str]]:
-        """What `columns.ColumnPeers` is built from: everything that these asks, or those that stand, can ask about."""
+        """Input of `columns.ColumnPeers`: counts of everything these requirements or bound replicas refer to."""
         terms = [term.peers for ask in asks for term in (*ask.spread, *ask.affinity, *ask.anti_affinity, *ask.preferred_spread)]
         carried = [
             index for ask in [*asks, *(standing for standing, _ in self.standing)] for index in fit.owned_anti_affinity(ask)

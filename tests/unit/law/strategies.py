@@ -1,7 +1,7 @@
-"""Which clusters and workloads do the property tests try? Small worlds, so that names collide and every rule bites.
+"""Hypothesis strategies for clusters and workloads: small worlds, in which names collide and every rule applies.
 
-In a scene only a few groups of rules are loud: were all of them to speak at once, hardly a replica would fit anywhere, and
-a rule that is never the only one to refuse is hardly tested.
+Only a few groups of rules are active in a case. With all of them active a replica would hardly fit anywhere, and a rule
+that is never the only one to refuse would hardly be tested.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Amount
 from remit.observation.node_columns import NodeFree
-from tests.unit.law.fit_oracle import Scene, Work
+from tests.unit.law.fit_oracle import PlacementCase, Work
 
 T = TypeVar("T")
 Loud = frozenset[str]
@@ -94,7 +94,7 @@ amounts = st.builds(lambda cpu, memory: {"cpu": cpu, "memory": memory}, st.integ
 
 @st.composite
 def shelves(draw: st.DrawFn) -> tuple[tuple[Device, ...], dict[str, int]]:
-    """Devices of a node, and what is used of each."""
+    """Devices of a node, and the used share of each."""
     kinds = draw(st.lists(st.tuples(one_of(KINDS), one_of((*MODELS, ""))), max_size=4))
     devices = tuple(Device(name=f"d{n}", kind=kind, model=model) for n, (kind, model) in enumerate(kinds))
     return devices, {device.name: draw(one_of((0, 0, 250, 750, 1000))) for device in devices}
@@ -117,7 +117,7 @@ def nodes_left(draw: st.DrawFn, row: int, loud: Loud = frozenset(GROUPS)) -> Nod
     marks = draw(labels) if loud & {"labels", "peers"} else {}
     node = Node(metadata=Metadata(name=f"node-{row}", labels=marks), spec=spec, status=NodeStatus(health=health))
     free = draw(amounts) if "resources" in loud else {"cpu": 4, "memory": 4}
-    if draw(st.booleans()):  # an Amount leaves out what is zero, so books may or may not name it
+    if draw(st.booleans()):  # an Amount omits zeros, so ledgers may or may not list them
         free = {name: count for name, count in free.items() if count}
         used = {name: count for name, count in used.items() if count}
     return NodeFree(node, free, used)
@@ -125,7 +125,7 @@ def nodes_left(draw: st.DrawFn, row: int, loud: Loud = frozenset(GROUPS)) -> Nod
 
 @st.composite
 def device_asks(draw: st.DrawFn) -> tuple[DeviceRequest, ...]:
-    """Any number of asks for whole devices of a kind, or one share of it: the law refuses other mixtures."""
+    """Any number of requests for whole devices of a kind, or one share of it: other mixtures are invalid."""
     found = []
     models = st.lists(one_of(MODELS), max_size=2).map(tuple)
     for kind in KINDS:
@@ -169,11 +169,11 @@ def works(draw: st.DrawFn, loud: Loud = frozenset(GROUPS)) -> Work:
 
 
 @st.composite
-def scenes(draw: st.DrawFn, most: int = 4, loud: Loud = frozenset()) -> Scene:
+def scenes(draw: st.DrawFn, most: int = 4, loud: Loud = frozenset()) -> PlacementCase:
     loud = loud or frozenset(draw(st.lists(one_of(GROUPS), min_size=1, max_size=3))) | draw(one_of((Loud(), Loud({"peers"}))))
     left = [draw(nodes_left(row, loud)) for row in range(draw(st.integers(1, most)))]
     work = draw(works(loud))
-    others = st.just(work) | works(loud & {"peers"})  # more often than not, replicas stand beside their own kind
+    others = st.just(work) | works(loud & {"peers"})  # mostly replicas of the same workload
     standing = draw(st.lists(st.tuples(others, st.integers(0, len(left) - 1)), max_size=4))
     published = draw(st.lists(policies, min_size=1, max_size=2)) if "policy" in loud else []
-    return Scene(left, standing, published, work)
+    return PlacementCase(left, standing, published, work)

@@ -1,4 +1,4 @@
-"""What may whom be answered? Every role at every door, by what its token says and nothing else."""
+"""Authorization: what each role may claim, read and write, by its token."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AGENT = Principal("a", "machine-1", "agent", nodes=frozenset({"n1", "n2"}))
 SCHEDULER = Principal("s", "s", "scheduler")
 CONTROLLERS = Principal("c", "c", "controllers")
 ADMIN, VIEWER = Principal("r", "root", "admin"), Principal("v", "eye", "viewer")
-MEMBER, LOOKER = Principal("m", "ann", "member", "t1"), Principal("l", "lou", "viewer", "t1")
+MEMBER, TENANT_VIEWER = Principal("m", "ann", "member", "t1"), Principal("l", "lou", "viewer", "t1")
 MINE = Actor("machine-1", Role.AGENT, "agent/n1", 3)
 
 
@@ -69,16 +69,16 @@ NOT_OWN: list[AnyClaim] = [
 
 
 @pytest.mark.parametrize("claim", OWN, ids=lambda claim: type(claim).__name__)
-def test_an_agent_speaks_for_its_nodes(claim: AnyClaim) -> None:
+def test_agent_may_claim_for_own_nodes(claim: AnyClaim) -> None:
     assert authorization.claim_denial_reason(AGENT, operation(claim)) == ""
 
 
 @pytest.mark.parametrize("claim", NOT_OWN, ids=lambda claim: type(claim).__name__)
-def test_an_agent_speaks_for_nothing_else(claim: AnyClaim) -> None:
+def test_agent_may_claim_nothing_else(claim: AnyClaim) -> None:
     assert authorization.claim_denial_reason(AGENT, operation(claim))
 
 
-def test_nobody_acts_in_a_role_that_their_token_is_not_for() -> None:
+def test_token_role_limits_actor_roles() -> None:
     roles = {
         principal: authorization.ROLES.get(principal.role, frozenset())
         for principal in (AGENT, SCHEDULER, CONTROLLERS, ADMIN, MEMBER)
@@ -89,11 +89,11 @@ def test_nobody_acts_in_a_role_that_their_token_is_not_for() -> None:
                 principal.role,
                 role,
             )
-    assert not any({Role.OPERATOR, Role.USER, Role.AUTHORITY} & own for own in roles.values()), "people come in by another door"
+    assert not any({Role.OPERATOR, Role.USER, Role.AUTHORITY} & own for own in roles.values()), "not roles of components"
     assert authorization.actor_denial_reason(AGENT, Actor("x", Role.AGENT, "agent/n9"))
 
 
-def test_beats_and_orders_are_of_own_nodes_alone() -> None:
+def test_heartbeats_and_assignments_are_limited_to_own_nodes() -> None:
     mine, other = NodeHeartbeat(MINE, NodeState("n1")), NodeHeartbeat(MINE, NodeState("n3"))
     foreign = NodeHeartbeat(Actor("machine-1", Role.AGENT, "agent/n3"), NodeState("n1"))
     assert (
@@ -107,17 +107,17 @@ def test_beats_and_orders_are_of_own_nodes_alone() -> None:
     )
 
 
-def test_people_see_what_is_their_tenants_and_what_work_refers_to() -> None:
+def test_tenant_users_read_own_tenant_and_shared_kinds() -> None:
     for everyone in (ADMIN, VIEWER):
         assert authorization.may_read(everyone, "Workload", "t2") and authorization.may_read(everyone, "Node", "", "n1")
-    for one in (MEMBER, LOOKER):
+    for one in (MEMBER, TENANT_VIEWER):
         assert authorization.may_read(one, "Workload", "t1") and not authorization.may_read(one, "Workload", "t2")
         assert authorization.may_read(one, "Tenant", "", "t1") and not authorization.may_read(one, "Tenant", "", "t2")
         assert not authorization.may_read(one, "Tenant", "") and authorization.may_read(one, "PriorityClass", "")
         assert not any(authorization.may_read(one, kind, "") for kind in ("Node", "Policy", "Token", "Lease", "Grant"))
-    assert [authorization.may_write(one) for one in (ADMIN, MEMBER, VIEWER, LOOKER)] == [True, True, False, False]
+    assert [authorization.may_write(one) for one in (ADMIN, MEMBER, VIEWER, TENANT_VIEWER)] == [True, True, False, False]
 
 
-def test_a_member_acts_in_its_tenant_alone() -> None:
+def test_member_token_acts_in_its_tenant_only() -> None:
     assert authorization.actor_of(MEMBER) == Actor("ann", Role.USER, tenant="t1")
     assert authorization.actor_of(ADMIN) == Actor("root", Role.OPERATOR)

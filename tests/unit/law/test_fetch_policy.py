@@ -1,4 +1,4 @@
-"""From which addresses is nothing fetched, however they are written, and what opens them?"""
+"""Addresses that artifacts may not be fetched from, and the permits that allow them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ HIDDEN = ["localhost", "LOCALHOST.", "a.localhost", "metadata.google.internal", 
 
 
 @pytest.mark.parametrize("address", OWN)
-def test_an_address_that_is_not_public_is_refused__as_a_host_and_as_what_a_host_comes_to(address: str) -> None:
+def test_non_public_address_is_denied_as_host_and_as_resolved_address(address: str) -> None:
     assert host_denial_reason(address, ())
     assert address_denial_reason(ip_address(address), "good.example.org", ())
 
 
 @pytest.mark.parametrize("host", HIDDEN)
-def test_a_name_of_the_nodes_own_network_is_refused__and_a_number_that_hides_an_address(host: str) -> None:
+def test_local_name_or_obfuscated_address_is_denied(host: str) -> None:
     assert host_denial_reason(host, ())
 
 
 @pytest.mark.parametrize("host", ["example.org", "8.8.8.8", "2606:4700::1111", "a.b-c.example"])
-def test_what_is_public_is_not(host: str) -> None:
+def test_public_host_is_permitted(host: str) -> None:
     assert not host_denial_reason(host, ())
 
 
-def test_a_named_host_may_come_to_a_private_address_and_to_no_credentials() -> None:
+def test_permitted_host_may_resolve_to_private_but_not_link_local() -> None:
     allow = ("files.internal",)
     assert not host_denial_reason("files.internal", allow)
     assert not address_denial_reason(ip_address("10.0.0.7"), "files.internal", allow)
@@ -47,7 +47,7 @@ def test_a_named_host_may_come_to_a_private_address_and_to_no_credentials() -> N
     assert "link-local" in address_denial_reason(ip_address("169.254.169.254"), "files.internal", allow)
 
 
-def test_a_named_network_opens_itself_and_nothing_else() -> None:
+def test_permitted_network_permits_only_itself() -> None:
     allow = ("10.0.0.0/8", "fd00::/8")
     assert not address_denial_reason(ip_address("10.200.0.1"), "any.example.org", allow)
     assert not address_denial_reason(ip_address("fd00::7"), "any.example.org", allow)
@@ -55,7 +55,7 @@ def test_a_named_network_opens_itself_and_nothing_else() -> None:
     assert address_denial_reason(ip_address("192.168.0.1"), "any.example.org", allow)
 
 
-# -- sources, as they are written ----------------------------------------------------------------------------------------------
+# -- parsing of sources --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -65,34 +65,36 @@ def test_a_named_network_opens_itself_and_nothing_else() -> None:
      "http://[::1/", "file:relative", "file:/a/../b", "file://other/a", "file:/a?x", "http://fe80::1%25eth0/", "javascript:1",
      "file:/srv/%2e%2e/etc/passwd", "http://a.example\t/", "gopher://a.example/"],
 )  # fmt: skip
-def test_a_source_that_two_readers_might_read_differently_is_none(source: str) -> None:
-    with pytest.raises(InvalidSource) as told:
+def test_ambiguous_source_is_refused_with_cure(source: str) -> None:
+    with pytest.raises(InvalidSource) as error:
         parse_source(source)
-    assert told.value.cure
+    assert error.value.cure
 
 
-def test_a_source_is_read() -> None:
+def test_source_is_parsed_into_scheme_host_port_and_path() -> None:
     assert tuple(parse_source("HTTPS://Files.Example.org:8443/a/b?c=d#e")) == ("https", "files.example.org", 8443, "/a/b?c=d")
     assert tuple(parse_source("http://[2606:4700::1]/")) == ("http", "2606:4700::1", 80, "/")
     assert tuple(parse_source("file:///srv/a%20b")) == ("file", "", 0, "/srv/a b")
 
 
-# -- what a policy permits -----------------------------------------------------------------------------------------------------
+# -- permits of policies -------------------------------------------------------------------------------------------------------
 
 
 def policy(permit: PolicyPermit, **match: object) -> PolicySpec:
     return PolicySpec(rules=(PolicyRule(match=PolicyMatch(**match), permit=permit),))  # type: ignore[arg-type]
 
 
-def asks(**more: object) -> Template:
+def template_with(**more: object) -> Template:
     return Template(command=("true",), **more)  # type: ignore[arg-type]
 
 
-def of_source(source: str) -> Template:
-    return asks(artifacts=(Artifact(source="https://example.org/a", sha256=DIGEST), Artifact(source=source, sha256=DIGEST)))
+def template_from(source: str) -> Template:
+    return template_with(
+        artifacts=(Artifact(source="https://example.org/a", sha256=DIGEST), Artifact(source=source, sha256=DIGEST))
+    )
 
 
-def test_permits_add_up_over_the_rules_that_speak_of_the_work() -> None:
+def test_permits_of_matching_rules_are_combined() -> None:
     policies = [
         policy(PolicyPermit(artifact_hosts=("a.internal",)), tenants=("risk",)),
         policy(PolicyPermit(artifact_hosts=("10.0.0.0/8",), host_paths=("/srv/data",)), labels={"app": "x"}),
@@ -104,28 +106,28 @@ def test_permits_add_up_over_the_rules_that_speak_of_the_work() -> None:
 
 
 @pytest.mark.parametrize("source", ["http://169.254.169.254/latest", "http://localhost/x", "https://10.0.0.1/x"])
-def test_a_source_that_is_not_public_names_its_field_and_the_cure(source: str) -> None:
-    wrong = permission_violation(of_source(source), Permissions())
-    assert wrong is not None
-    assert wrong.field == "artifacts[1].source"
-    assert "permit.artifactHosts" in wrong.cure
-    assert permission_violation(of_source(source), Permissions(hosts=("169.254.0.0/16", "localhost", "10.0.0.1"))) is None
+def test_non_public_source_is_refused_with_field_and_cure(source: str) -> None:
+    violation = permission_violation(template_from(source), Permissions())
+    assert violation is not None
+    assert violation.field == "artifacts[1].source"
+    assert "permit.artifactHosts" in violation.cure
+    assert permission_violation(template_from(source), Permissions(hosts=("169.254.0.0/16", "localhost", "10.0.0.1"))) is None
 
 
-def test_a_root_is_asked_the_same() -> None:
-    wrong = permission_violation(asks(rootfs=Rootfs(source="http://127.0.0.1/r", sha256=DIGEST)), Permissions())
-    assert wrong is not None
-    assert wrong.field == "rootfs.source"
-    wrong = permission_violation(asks(rootfs=Rootfs(directory="/srv/root")), Permissions(paths=("/srv/roots",)))
-    assert wrong is not None
-    assert wrong.field == "rootfs.directory"
+def test_rootfs_needs_same_permits() -> None:
+    violation = permission_violation(template_with(rootfs=Rootfs(source="http://127.0.0.1/r", sha256=DIGEST)), Permissions())
+    assert violation is not None
+    assert violation.field == "rootfs.source"
+    violation = permission_violation(template_with(rootfs=Rootfs(directory="/srv/root")), Permissions(paths=("/srv/roots",)))
+    assert violation is not None
+    assert violation.field == "rootfs.directory"
 
 
 @pytest.mark.parametrize("path", ["/", "/srv", "/srv/database", "/etc"])
-def test_a_path_of_the_nodes_needs_a_permit_for_it_or_for_what_is_above_it(path: str) -> None:
-    template = asks(volumes=(Volume(name="v", path="v", host=HostPath(path=path)),))
-    wrong = permission_violation(template, Permissions(paths=("/srv/data",)))
-    assert wrong is not None
-    assert (wrong.field, "permit.hostPaths" in wrong.cure) == ("volumes[0].host.path", True)
+def test_host_path_needs_permit_for_itself_or_parent(path: str) -> None:
+    template = template_with(volumes=(Volume(name="v", path="v", host=HostPath(path=path)),))
+    violation = permission_violation(template, Permissions(paths=("/srv/data",)))
+    assert violation is not None
+    assert (violation.field, "permit.hostPaths" in violation.cure) == ("volumes[0].host.path", True)
     assert permission_violation(template, Permissions(paths=(path,))) is None
     assert permission_violation(template, Permissions(paths=("/",))) is None

@@ -1,4 +1,4 @@
-"""What does an ask become, and what does the law refuse on one node? The cases that a reader would ask about, one by one."""
+"""Placement rules on single nodes: requirements compiled from a spec, and the refusals of each rule."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from remit.observation.node_columns import NodeFree
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
 
 
-def ask_for(
+def requirements_of(
     *devices: DeviceRequest, placement: Placement = Placement(), policies: tuple[PolicySpec, ...] = (), **resources: int
 ) -> fit.Requirements:
     template = Template(command=("run",), resources=Amount(resources), devices=devices)
@@ -42,14 +42,14 @@ def ask_for(
 
 
 def node(name: str = "n", zone: str = "a", models: str = "", taints: tuple[Taint, ...] = (), **labels: str) -> NodeFree:
-    """`models` are the models of its GPUs, a letter each; `-` is one without a model."""
+    """`models` lists the models of its GPUs, one letter each; `-` is a GPU without a model."""
     devices = tuple(Device(name=f"gpu-{n}", kind="gpu", model=m.strip("-")) for n, m in enumerate(models))
     spec = NodeSpec(region="north", zone=zone, capacity=Amount({"cpu": 1000}), devices=devices, taints=taints)
     made = Node(metadata=Metadata(name=name, labels=labels), spec=spec, status=NodeStatus(health=NodeHealth.READY))
     return NodeFree(made, {"cpu": 1000}, {})
 
 
-def misfits(
+def refusals_on(
     ask: fit.Requirements, *left: NodeFree, standing: tuple[tuple[fit.Requirements, int], ...] = ()
 ) -> list[tuple[Code, ...]]:
     sites = [OneNode(one) for one in left]
@@ -60,20 +60,22 @@ def misfits(
 FITS: tuple[Code, ...] = ()
 
 
-# --------------------------------------------------------------------------------------------------------- the ask itself
+# --------------------------------------------------------------------------------------------------------- requirements
 
 
-def test_the_charge_is_resources_and_devices_in_thousandths() -> None:
-    ask = ask_for(DeviceRequest(kind="gpu", count=2), DeviceRequest(kind="fpga", share="250m"), cpu=500)
+def test_charge_counts_resources_and_devices_in_thousandths() -> None:
+    ask = requirements_of(DeviceRequest(kind="gpu", count=2), DeviceRequest(kind="fpga", share="250m"), cpu=500)
     assert ask.charge == Amount({"cpu": 500, "devices/gpu": 2000, "devices/fpga": 250})
 
 
-def test_overlapping_models_are_charged_once() -> None:
-    ask = ask_for(DeviceRequest(kind="gpu", count=1, models=("A", "B")), DeviceRequest(kind="gpu", count=2, models=("B", "C")))
+def test_devices_of_overlapping_models_are_charged_once() -> None:
+    ask = requirements_of(
+        DeviceRequest(kind="gpu", count=1, models=("A", "B")), DeviceRequest(kind="gpu", count=2, models=("B", "C"))
+    )
     assert ask.charge == Amount({"devices/gpu": 3000})
 
 
-def test_every_replica_carries_the_name_of_its_workload__whatever_its_labels_say() -> None:
+def test_workload_label_overrides_declared_label() -> None:
     spec = WorkloadSpec(type="job", template=Template(command=("run",)))
     ask = requirements.compile_requirements("risk", "api", {requirements.WORKLOAD_LABEL: "forged"}, spec, ())
     assert ask.labels[requirements.WORKLOAD_LABEL] == "api"
@@ -90,28 +92,28 @@ def test_every_replica_carries_the_name_of_its_workload__whatever_its_labels_say
         ([DeviceRequest(kind="gpu", count=1, models=("A", ""))], "without a name"),
     ],
 )
-def test_an_ask_that_no_node_can_ever_meet_is_refused_with_its_reason(devices: list[DeviceRequest], why: str) -> None:
+def test_unsatisfiable_device_request_is_refused_with_reason(devices: list[DeviceRequest], why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        ask_for(*devices)
+        requirements_of(*devices)
 
 
-def test_model_sets_that_overlap_in_exponentially_many_ways_are_refused__not_enumerated() -> None:
+def test_exponentially_overlapping_model_sets_are_refused() -> None:
     around = [DeviceRequest(kind="gpu", count=1, models=("hub", f"m{n}")) for n in range(40)]
     with pytest.raises(ValueError, match="too many ways"):
-        ask_for(*around)
+        requirements_of(*around)
 
 
-def test_many_disjoint_or_nested_model_sets_are_no_trouble() -> None:
+def test_many_disjoint_or_nested_model_sets_are_accepted() -> None:
     apart = [DeviceRequest(kind="gpu", count=1, models=(f"m{n}",)) for n in range(63)]
-    assert len(ask_for(*apart, DeviceRequest(kind="gpu", count=1)).whole_devices) == 64
+    assert len(requirements_of(*apart, DeviceRequest(kind="gpu", count=1)).whole_devices) == 64
 
 
 # -------------------------------------------------------------------------------------------------------------- resources
 
 
-def test_what_is_left_may_be_taken_to_the_last__and_not_beyond() -> None:
-    asks = ask_for(), ask_for(cpu=1000), ask_for(cpu=1001), ask_for(licences=1)
-    assert [misfits(ask, node())[0] for ask in asks] == [FITS, FITS, (Code.NO_ROOM,), (Code.NO_ROOM,)]
+def test_resources_fit_exactly_up_to_free_amount() -> None:
+    asks = requirements_of(), requirements_of(cpu=1000), requirements_of(cpu=1001), requirements_of(licences=1)
+    assert [refusals_on(ask, node())[0] for ask in asks] == [FITS, FITS, (Code.NO_ROOM,), (Code.NO_ROOM,)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- devices
@@ -128,7 +130,7 @@ def test_what_is_left_may_be_taken_to_the_last__and_not_beyond() -> None:
         ("A", [(1, "A"), (1, "")], False),
         ("AAB", [(2, "A"), (1, "AB")], True),
         ("AAC", [(2, "A"), (1, "AB")], False),
-        # One device of B meets each of the two alone, but not both: nested sets never do this.
+        # One device of B satisfies each of the two alone, but not both: nested sets never do this.
         ("B", [(1, "AB"), (1, "BC")], False),
         ("BB", [(1, "AB"), (1, "BC")], True),
         ("AC", [(1, "AB"), (1, "BC")], True),
@@ -136,24 +138,24 @@ def test_what_is_left_may_be_taken_to_the_last__and_not_beyond() -> None:
         ("BCD", [(1, "AB"), (1, "BC"), (1, "CD")], True),
     ],
 )
-def test_whole_devices_by_model(models: str, asks: list[tuple[int, str]], fits: bool) -> None:
-    ask = ask_for(*(DeviceRequest(kind="gpu", count=count, models=tuple(named)) for count, named in asks))
-    assert misfits(ask, node(models=models)) == [FITS if fits else (Code.DEVICE_TAKEN,)]
+def test_whole_devices_are_matched_by_model(models: str, asks: list[tuple[int, str]], fits: bool) -> None:
+    ask = requirements_of(*(DeviceRequest(kind="gpu", count=count, models=tuple(named)) for count, named in asks))
+    assert refusals_on(ask, node(models=models)) == [FITS if fits else (Code.DEVICE_TAKEN,)]
 
 
 @pytest.mark.parametrize(
     ("used", "fits"),
     [({}, True), ({"gpu-0": 750}, True), ({"gpu-0": 751}, False), ({"gpu-0": 1000}, False)],
 )
-def test_a_share_goes_onto_one_device_that_has_that_much_left(used: dict[str, int], fits: bool) -> None:
-    ask = ask_for(DeviceRequest(kind="gpu", share="250m"))
-    assert misfits(ask, node(models="A")._replace(used=used)) == [FITS if fits else (Code.DEVICE_TAKEN,)]
+def test_share_needs_one_device_with_enough_left(used: dict[str, int], fits: bool) -> None:
+    ask = requirements_of(DeviceRequest(kind="gpu", share="250m"))
+    assert refusals_on(ask, node(models="A")._replace(used=used)) == [FITS if fits else (Code.DEVICE_TAKEN,)]
 
 
-def test_shares_left_on_two_devices_do_not_add_up() -> None:
-    ask = ask_for(DeviceRequest(kind="gpu", share="500m"))
+def test_free_shares_of_two_devices_do_not_add_up() -> None:
+    ask = requirements_of(DeviceRequest(kind="gpu", share="500m"))
     left = node(models="AA")._replace(used={"gpu-0": 700, "gpu-1": 700})
-    assert misfits(ask, left) == [(Code.DEVICE_TAKEN,)]
+    assert refusals_on(ask, left) == [(Code.DEVICE_TAKEN,)]
 
 
 # ------------------------------------------------------------------------------------------------------------ tolerations
@@ -177,100 +179,100 @@ Operator = Literal["Equal", "Exists"]
         (Toleration(value="x"), True),
     ],
 )
-def test_a_toleration_covers_by_key_and_value(toleration: Toleration, covers: bool, effect: TaintEffect) -> None:
+def test_toleration_matches_by_key_and_value(toleration: Toleration, covers: bool, effect: TaintEffect) -> None:
     taint = Taint(key="a", value="x", effect=effect)
     assert requirements.is_tolerated(taint, [toleration]) == (covers or effect == "PreferNoSchedule")
 
 
 @pytest.mark.parametrize(("taint", "toleration"), list(product(EFFECTS, ("", *EFFECTS))))
-def test_a_toleration_with_an_effect_covers_that_effect_alone(taint: TaintEffect, toleration: Any) -> None:
+def test_toleration_with_effect_matches_only_that_effect(taint: TaintEffect, toleration: Any) -> None:
     covers = toleration in ("", taint) or taint == "PreferNoSchedule"
-    asked = [Toleration(key="a", operator="Exists", effect=toleration)]
-    assert requirements.is_tolerated(Taint(key="a", effect=taint), asked) == covers
+    tolerations = [Toleration(key="a", operator="Exists", effect=toleration)]
+    assert requirements.is_tolerated(Taint(key="a", effect=taint), tolerations) == covers
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(("a", "b", "c"), 2)))
-def test_every_taint_must_be_tolerated__by_whichever_toleration(one: str, other: str) -> None:
+def test_every_taint_needs_a_toleration(one: str, other: str) -> None:
     left = node(taints=(Taint(key=one, effect="NoSchedule"), Taint(key=other, effect="NoExecute")))
     both = tuple(Toleration(key=key, operator="Exists") for key in (one, other))
-    assert misfits(ask_for(placement=Placement(tolerations=both[:1])), left) == [(Code.TAINT,)]
-    assert misfits(ask_for(placement=Placement(tolerations=both)), left) == [FITS]
+    assert refusals_on(requirements_of(placement=Placement(tolerations=both[:1])), left) == [(Code.TAINT,)]
+    assert refusals_on(requirements_of(placement=Placement(tolerations=both)), left) == [FITS]
 
 
 # --------------------------------------------------------------------------------------------------- policies and places
 
 
-def test_every_policy_that_matches_must_allow_the_place() -> None:
+def test_every_matching_policy_must_allow_node() -> None:
     north = PolicySpec(rules=(PolicyRule(allow=PolicyAllow(regions=("north",))),))
     zone_b = PolicySpec(rules=(PolicyRule(match=PolicyMatch(tenants=("risk",)), allow=PolicyAllow(zones=("b",))),))
     others = PolicySpec(rules=(PolicyRule(match=PolicyMatch(tenants=("web",)), allow=PolicyAllow(zones=("c",))),))
     nodes = node("n1", zone="a"), node("n2", zone="b")
-    assert misfits(ask_for(policies=(north, others)), *nodes) == [FITS, FITS]
-    assert misfits(ask_for(policies=(north, zone_b, others)), *nodes) == [(Code.POLICY,), FITS]
+    assert refusals_on(requirements_of(policies=(north, others)), *nodes) == [FITS, FITS]
+    assert refusals_on(requirements_of(policies=(north, zone_b, others)), *nodes) == [(Code.POLICY,), FITS]
 
 
-def test_two_policies_that_agree_on_no_place_allow_none() -> None:
+def test_policies_without_common_place_allow_no_node() -> None:
     rules = tuple(PolicyRule(allow=PolicyAllow(zones=(zone,))) for zone in "ab")
-    ask = ask_for(policies=(PolicySpec(rules=rules),))
-    assert misfits(ask, node(zone="a"), node(zone="b")) == [(Code.POLICY,), (Code.POLICY,)]
+    ask = requirements_of(policies=(PolicySpec(rules=rules),))
+    assert refusals_on(ask, node(zone="a"), node(zone="b")) == [(Code.POLICY,), (Code.POLICY,)]
 
 
 # ------------------------------------------------------------------------------------------------------------------ peers
 
 
-def test_spread_fills_the_emptiest_zone_first() -> None:
-    ask = ask_for(placement=Placement(topology_spread=(Spread(topology_key="zone"),)))
+def test_spread_fills_emptiest_zone_first() -> None:
+    ask = requirements_of(placement=Placement(topology_spread=(Spread(topology_key="zone"),)))
     nodes = node("n1", zone="a"), node("n2", zone="b")
-    assert misfits(ask, *nodes) == [FITS, FITS]
-    assert misfits(ask, *nodes, standing=((ask, 0),)) == [(Code.SPREAD,), FITS]
-    assert misfits(ask, *nodes, standing=((ask, 0), (ask, 1))) == [FITS, FITS]
+    assert refusals_on(ask, *nodes) == [FITS, FITS]
+    assert refusals_on(ask, *nodes, standing=((ask, 0),)) == [(Code.SPREAD,), FITS]
+    assert refusals_on(ask, *nodes, standing=((ask, 0), (ask, 1))) == [FITS, FITS]
 
 
-def test_a_zone_where_it_may_not_stand_does_not_hold_the_spread_back() -> None:
+def test_zone_excluded_by_placement_does_not_limit_spread() -> None:
     spread = (Spread(topology_key="zone"),)
-    everywhere = ask_for(placement=Placement(topology_spread=spread))
-    only_a = ask_for(placement=Placement(topology_spread=spread, zones=("a",)))
+    everywhere = requirements_of(placement=Placement(topology_spread=spread))
+    only_a = requirements_of(placement=Placement(topology_spread=spread, zones=("a",)))
     nodes = node("n1", zone="a"), node("n2", zone="b")
     standing = ((only_a, 0), (only_a, 0))
-    assert misfits(everywhere, *nodes, standing=standing)[0] == (Code.SPREAD,)
-    assert misfits(only_a, *nodes, standing=standing)[0] == FITS
+    assert refusals_on(everywhere, *nodes, standing=standing)[0] == (Code.SPREAD,)
+    assert refusals_on(only_a, *nodes, standing=standing)[0] == FITS
 
 
-def test_a_node_outside_every_domain_cannot_keep_a_spread() -> None:
-    ask = ask_for(placement=Placement(topology_spread=(Spread(topology_key="rack"),)))
-    assert misfits(ask, node("n1"), node("n2", rack="r1")) == [(Code.SPREAD,), FITS]
+def test_node_without_domain_label_fails_spread() -> None:
+    ask = requirements_of(placement=Placement(topology_spread=(Spread(topology_key="rack"),)))
+    assert refusals_on(ask, node("n1"), node("n2", rack="r1")) == [(Code.SPREAD,), FITS]
 
 
-def test_the_first_of_a_group_that_must_be_together_may_stand_anywhere__the_next_stands_there() -> None:
-    ask = ask_for(placement=Placement(affinity=(Affinity(label_selector={"app": "api"}, topology_key="zone"),)))
+def test_first_replica_of_self_affinity_is_free_and_next_follows() -> None:
+    ask = requirements_of(placement=Placement(affinity=(Affinity(label_selector={"app": "api"}, topology_key="zone"),)))
     nodes = node("n1", zone="a"), node("n2", zone="b")
-    assert misfits(ask, *nodes) == [FITS, FITS]
-    assert misfits(ask, *nodes, standing=((ask, 1),)) == [(Code.AFFINITY,), FITS]
+    assert refusals_on(ask, *nodes) == [FITS, FITS]
+    assert refusals_on(ask, *nodes, standing=((ask, 1),)) == [(Code.AFFINITY,), FITS]
 
 
-def test_what_must_be_near_another_kind_waits_until_that_is_there() -> None:
-    ask = ask_for(placement=Placement(affinity=(Affinity(label_selector={"app": "db"}, topology_key="zone"),)))
-    assert misfits(ask, node()) == [(Code.AFFINITY,)]
+def test_affinity_to_absent_workload_is_refused() -> None:
+    ask = requirements_of(placement=Placement(affinity=(Affinity(label_selector={"app": "db"}, topology_key="zone"),)))
+    assert refusals_on(ask, node()) == [(Code.AFFINITY,)]
 
 
-def test_anti_affinity_is_respected_by_those_that_do_not_ask_for_it() -> None:
-    shy = ask_for(placement=Placement(anti_affinity=(Affinity(label_selector={"app": "api"}, topology_key="node"),)))
-    plain = ask_for()
+def test_anti_affinity_applies_in_both_directions() -> None:
+    shy = requirements_of(placement=Placement(anti_affinity=(Affinity(label_selector={"app": "api"}, topology_key="node"),)))
+    plain = requirements_of()
     nodes = node("n1"), node("n2")
-    assert misfits(plain, *nodes, standing=((shy, 0),)) == [(Code.ANTI_AFFINITY,), FITS]
-    assert misfits(shy, *nodes, standing=((plain, 0),)) == [(Code.ANTI_AFFINITY,), FITS]
-    assert misfits(plain, *nodes, standing=((plain, 0),)) == [FITS, FITS]
+    assert refusals_on(plain, *nodes, standing=((shy, 0),)) == [(Code.ANTI_AFFINITY,), FITS]
+    assert refusals_on(shy, *nodes, standing=((plain, 0),)) == [(Code.ANTI_AFFINITY,), FITS]
+    assert refusals_on(plain, *nodes, standing=((plain, 0),)) == [FITS, FITS]
 
 
-def test_a_node_outside_every_domain_keeps_any_distance() -> None:
-    shy = ask_for(placement=Placement(anti_affinity=(Affinity(label_selector={"app": "api"}, topology_key="rack"),)))
+def test_node_without_domain_label_satisfies_anti_affinity() -> None:
+    shy = requirements_of(placement=Placement(anti_affinity=(Affinity(label_selector={"app": "api"}, topology_key="rack"),)))
     nodes = node("n1"), node("n2", rack="r1"), node("n3", rack="r2")
-    assert misfits(shy, *nodes, standing=((shy, 0), (shy, 1))) == [FITS, (Code.ANTI_AFFINITY,), FITS]
+    assert refusals_on(shy, *nodes, standing=((shy, 0), (shy, 1))) == [FITS, (Code.ANTI_AFFINITY,), FITS]
 
 
-# -------------------------------------------------------------------------------------------------------------- the words
+# ------------------------------------------------------------------------------------------------------ table of rules
 
 
-def test_the_words_of_every_rule_say_what_it_is() -> None:
+def test_static_rules_are_named_and_rules_are_unique() -> None:
     assert [rule.check.__name__ for rule in fit.RULES if rule.static] == ["place", "policy", "taints", "labels"]
     assert len({rule.check for rule in fit.RULES}) == len(fit.RULES)

@@ -1,4 +1,4 @@
-"""Does each effect say what its override says, of what it names and of nothing else, until its deadline and no longer?"""
+"""Effects of active overrides: what they cover, and until when."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NODE = ("eu", "eu-a", "gpu", "n1")
 
 def override(name: str, effect: Any, *, until_ms: int = 9_000, boot: str = BOOT, **more: Any) -> Override:
     by, budget = more.pop("by", 0), more.pop("budget", "")
-    scope = OverrideScope(**{sort: tuple(listed) for sort, listed in more.items()})
+    scope = OverrideScope(**{field: tuple(listed) for field, listed in more.items()})
     spec = OverrideSpec(effect=effect, scope=scope, ttl=Duration(4_000), reason="r", author="a", by=by, budget=budget)
     return Override(
         metadata=Metadata(name=name), spec=spec, status=OverrideStatus(deadline=Deadline(boot=boot, at_ms=until_ms))
@@ -30,44 +30,42 @@ def now(*overrides: Override) -> ActiveOverrides:
     return active_overrides(overrides, NOW)
 
 
-def test_it_holds_up_to_its_deadline_and_not_at_it() -> None:
+def test_override_is_active_until_its_deadline_exclusive() -> None:
     one = override("o", "pause-expansion", tenants=["t"], until_ms=5_000)
     assert active_overrides([one], (BOOT, 4_999)).paused_by("t", "w") == "o"
     assert active_overrides([one], (BOOT, 5_000)).paused_by("t", "w") == ""
     assert active_overrides([one], (BOOT, 5_001)) == ActiveOverrides()
 
 
-def test_without_a_time_to_compare_with__nothing_is_in_force() -> None:
+def test_no_override_is_active_without_comparable_time() -> None:
     one = override("o", "avoid", regions=["eu"])
     assert active_overrides([one], NOW).avoided_by(*NODE) == "o"
-    assert active_overrides([one], None) == ActiveOverrides(), "nobody has told the time"
-    assert active_overrides([one], ("boot-2", 0)) == ActiveOverrides(), (
-        "an instant of another boot says nothing about this deadline"
-    )
+    assert active_overrides([one], None) == ActiveOverrides(), "the time is unknown"
+    assert active_overrides([one], ("boot-2", 0)) == ActiveOverrides(), "times of another boot cannot be compared"
     unstamped = Override(metadata=one.metadata, spec=one.spec)
-    assert active_overrides([unstamped], NOW) == ActiveOverrides(), "no authority has given it a term"
+    assert active_overrides([unstamped], NOW) == ActiveOverrides(), "not accepted by an authority yet"
 
 
-def test_what_is_paused_is_named_by_its_tenant_or_by_itself() -> None:
+def test_pause_covers_tenant_or_workload() -> None:
     effects = now(override("b", "pause-expansion", tenants=["t"]), override("a", "pause-expansion", workloads=["t/w", "u/w"]))
-    assert effects.paused_by("t", "w") == "a", "of two the first by name"
+    assert effects.paused_by("t", "w") == "a", "the first of two by name"
     assert effects.paused_by("t", "other") == "b"
     assert effects.paused_by("u", "w") == "a"
     assert effects.paused_by("u", "other") == effects.paused_by("w", "t") == ""
 
 
-@pytest.mark.parametrize(("sort", "name"), [("regions", "eu"), ("zones", "eu-a"), ("pools", "gpu"), ("nodes", "n1")])
-def test_a_place_is_avoided_by_any_one_of_its_names(sort: str, name: str) -> None:
-    named: dict[str, Any] = {sort: ["other", name]}
+@pytest.mark.parametrize(("field", "name"), [("regions", "eu"), ("zones", "eu-a"), ("pools", "gpu"), ("nodes", "n1")])
+def test_avoid_covers_node_by_any_of_its_places(field: str, name: str) -> None:
+    named: dict[str, Any] = {field: ["other", name]}
     effects = now(override("o", "avoid", **named))
     assert effects.avoided_by(*NODE) == "o"
     assert [places.covers(*NODE) for places in effects.excluded_places] == [True]
     assert effects.avoided_by("x", "x", "x", "x") == ""
     shifted = (NODE[-1], *NODE[:-1])
-    assert effects.avoided_by(*shifted) == "", "the name of a node is not the name of a region"
+    assert effects.avoided_by(*shifted) == "", "a node name is not a region name"
 
 
-def test_a_pin_leaves_only_what_it_names__and_several_only_what_all_name() -> None:
+def test_pin_restricts_to_its_places_and_pins_intersect() -> None:
     zone, pool = override("b", "pin", tenants=["t"], zones=["eu-a"]), override("a", "pin", workloads=["t/w"], pools=["gpu"])
     effects = now(zone, pool)
     assert [places.override for places in effects.pinned_places("t", "w") or ()] == ["a", "b"]
@@ -79,28 +77,28 @@ def test_a_pin_leaves_only_what_it_names__and_several_only_what_all_name() -> No
     assert effects.excluded_by("u", "w", "x", "x", "x", "x") == ""
 
 
-def test_within_one_pin_any_of_its_places_will_do() -> None:
+def test_any_place_of_one_pin_suffices() -> None:
     effects = now(override("o", "pin", tenants=["t"], zones=["eu-b"], nodes=["n1"]))
     assert effects.excluded_by("t", "w", *NODE) == ""
     assert effects.excluded_by("t", "w", "eu", "eu-b", "cpu", "n9") == ""
     assert effects.excluded_by("t", "w", "eu", "eu-c", "gpu", "n9") == "o"
 
 
-def test_boosts_add_up__and_one_that_names_work_twice_counts_once() -> None:
+def test_boosts_add_up_and_count_once_per_override() -> None:
     effects = now(override("a", "boost", by=5, tenants=["t"], workloads=["t/w"]), override("b", "boost", by=70, tenants=["t"]))
     assert effects.boost("t", "w") == 75
     assert effects.boost("u", "w") == 0
 
 
-def test_no_boost_lifts_work_above_what_people_may_have() -> None:
+def test_boost_is_capped_at_user_priority_maximum() -> None:
     effects = now(*(override(f"o{n}", "boost", by=USER_PRIORITY_MAX, tenants=["t"]) for n in range(3)))
     assert effects.boost("t", "w") == USER_PRIORITY_MAX
     assert effects.boost("t", "w", 1_000) == USER_PRIORITY_MAX - 1_000
     assert effects.boost("t", "w", -1_000) == USER_PRIORITY_MAX + 1_000
-    assert effects.boost("t", "w", USER_PRIORITY_MAX + 1) == 0, "the system's own work is not pulled down"
+    assert effects.boost("t", "w", USER_PRIORITY_MAX + 1) == 0, "system priorities are not lowered"
 
 
-def test_repair_is_held_for_the_work_named_on_the_places_named() -> None:
+def test_hold_repair_needs_matching_workload_and_place() -> None:
     effects = now(
         override("a", "hold-repair", tenants=["t"], zones=["eu-a"]),
         override("b", "hold-repair", workloads=["u/w"]),
@@ -114,13 +112,13 @@ def test_repair_is_held_for_the_work_named_on_the_places_named() -> None:
     assert effects.repair_held_by("v", "w", "eu", "eu-b", "gpu", "n9") == "c"
 
 
-def test_one_that_names_nothing_holds_nothing() -> None:
+def test_override_with_empty_scope_has_no_effect() -> None:
     effects = now(*(override(effect, effect) for effect in ("hold-repair", "avoid", "pause-expansion", "pin")))
     assert effects.repair_held_by("t", "w", *NODE) == effects.avoided_by(*NODE) == effects.paused_by("t", "w") == ""
     assert effects.pinned_places("t", "w") is None
 
 
-def test_the_autoscaler_is_frozen_and_a_budget_is_lent_where_it_says() -> None:
+def test_frozen_autoscaler_and_lent_budget_follow_scope() -> None:
     effects = now(
         override("a", "freeze-autoscaler", pools=["gpu"]),
         override("b", "lend-budget", budget="west", tenants=["t"]),
@@ -133,7 +131,7 @@ def test_the_autoscaler_is_frozen_and_a_budget_is_lent_where_it_says() -> None:
     assert effects.lent_budgets("u", "w") == ()
 
 
-def test_an_effect_is_not_mistaken_for_another() -> None:
+def test_effects_are_not_confused_with_each_other() -> None:
     effects = now(override("o", "boost", by=3, tenants=["t"]), override("p", "freeze-autoscaler", regions=["eu"]))
     assert effects.paused_by("t", "w") == effects.avoided_by(*NODE) == effects.repair_held_by("t", "w", *NODE) == ""
     assert effects.pinned_places("t", "w") is None
@@ -141,13 +139,13 @@ def test_an_effect_is_not_mistaken_for_another() -> None:
     assert effects.lent_budgets("t", "w") == ()
 
 
-def test_when_to_look_again_is_when_the_first_of_them_ends() -> None:
+def test_until_is_earliest_deadline_of_active_overrides() -> None:
     over = override("over", "avoid", regions=["eu"], until_ms=5_000)
     late, soon = (override(f"o{ms}", "avoid", regions=["eu"], until_ms=ms) for ms in (8_000, 6_000))
     assert now(over, late, soon).until_ms == 6_000
     assert now(over).until_ms is None
 
 
-def test_effects_are_frozen() -> None:
+def test_active_overrides_are_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         now().overrides = ()  # type: ignore[misc]

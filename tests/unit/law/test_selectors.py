@@ -1,4 +1,4 @@
-"""What does each operator of a node expression mean, at its edges?"""
+"""Operators of node expressions and label selectors at their edge cases."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from remit.model.kinds import NodeExpression
         ("Gt", ("0",), "", False),
     ],
 )
-def test_an_expression_admits(operator: Any, values: tuple[str, ...], value: str | None, admitted: bool) -> None:
+def test_expression_admits_label_value(operator: Any, values: tuple[str, ...], value: str | None, admitted: bool) -> None:
     assert admits(NodeExpression(key="k", operator=operator, values=values), value) is admitted
 
 
-def test_an_empty_selector_picks_everything() -> None:
+def test_empty_selector_selects_everything() -> None:
     assert selects({}, {}) and selects((), {"app": "x"})
 
 
-def test_a_selector_picks_by_all_of_its_pairs__written_either_way() -> None:
+def test_selector_needs_all_pairs_as_mapping_or_tuples() -> None:
     labels = {"app": "x", "tier": "1"}
     assert selects({"app": "x", "tier": "1"}, labels) and selects((("app", "x"), ("tier", "1")), labels)
     assert not selects({"app": "x", "tier": "2"}, labels) and not selects((("app", "x"), ("zone", "1")), labels)
 
 
-def test_columns_of_no_nodes_match_nothing_and_do_not_fail() -> None:
+def test_match_columns_of_no_nodes_is_empty() -> None:
     assert match_columns([NodeExpression(key="k", operator="Exists")], {}, 0).tolist() == []

@@ -1,4 +1,4 @@
-"""Are the terms of silence in proportion, and is a replica replaced only for what it would see? Pure."""
+"""Timing derived from the heartbeat interval, and equivalence of generations."""
 
 from __future__ import annotations
 
@@ -19,13 +19,20 @@ from tests.properties.authority_world import workload
 TERMS = ("suspect_ms", "unknown_ms", "eager_ms", "kill_grace_ms", "lease_ms", "call_operator_ms")
 
 
-def test_at_a_beat_of_two_seconds_the_terms_are_those_that_people_are_told() -> None:
-    told = {"suspect_ms": 6, "unknown_ms": 15, "eager_ms": 30, "kill_grace_ms": 5, "lease_ms": 24, "call_operator_ms": 300}
-    assert {name: getattr(Timing(2_000), name) for name in TERMS} == {name: s * 1_000 for name, s in told.items()}
+def test_two_second_heartbeat_gives_documented_timing() -> None:
+    documented = {
+        "suspect_ms": 6,
+        "unknown_ms": 15,
+        "eager_ms": 30,
+        "kill_grace_ms": 5,
+        "lease_ms": 24,
+        "call_operator_ms": 300,
+    }
+    assert {name: getattr(Timing(2_000), name) for name in TERMS} == {name: s * 1_000 for name, s in documented.items()}
 
 
 @given(st.integers(50, 30_000))
-def test_a_slower_beat_makes_every_term_longer_in_proportion(beat_ms: int) -> None:
+def test_timing_is_proportional_to_heartbeat(beat_ms: int) -> None:
     slow, fast = Timing(2 * beat_ms), Timing(beat_ms)
     for name in TERMS:
         assert abs(getattr(slow, name) - 2 * getattr(fast, name)) <= 1, name
@@ -33,9 +40,9 @@ def test_a_slower_beat_makes_every_term_longer_in_proportion(beat_ms: int) -> No
 
 
 @given(st.integers(0, 10_000_000), st.integers(50, 60_000))
-def test_an_old_copy_is_surely_gone__even_if_its_clock_is_as_slow_as_is_allowed(fence_ms: int, beat_ms: int) -> None:
-    tempo = Timing(beat_ms)
-    assert lost_after_ms(fence_ms, tempo) * 100 >= (fence_ms + tempo.kill_grace_ms) * (100 + DRIFT_MAX_PERCENT)
+def test_lost_after_covers_fence_and_maximum_drift(fence_ms: int, beat_ms: int) -> None:
+    timing = Timing(beat_ms)
+    assert lost_after_ms(fence_ms, timing) * 100 >= (fence_ms + timing.kill_grace_ms) * (100 + DRIFT_MAX_PERCENT)
 
 
 def generation(number: int, labels: dict[str, str] | None = None, **changed: Any) -> GenerationSpec:
@@ -56,11 +63,11 @@ def generation(number: int, labels: dict[str, str] | None = None, **changed: Any
     ],
     ids=lambda changed: next(iter(changed)),
 )
-def test_what_a_replica_never_sees_replaces_nobody(changed: dict[str, Any]) -> None:
+def test_change_invisible_to_replica_keeps_generation_equivalent(changed: dict[str, Any]) -> None:
     assert is_equivalent(generation(1), generation(2, **changed))
 
 
-def test_what_it_runs_where_and_how_does() -> None:
+def test_change_visible_to_replica_makes_new_generation() -> None:
     spec = workload("w").spec
     for changed in (
         {"template": replace(spec.template, command=("other",))},

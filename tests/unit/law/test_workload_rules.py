@@ -1,4 +1,4 @@
-"""Is every replica counted at one stage, and is what holds a workload up named?"""
+"""Progress of a workload: counts per stage, and the stage that limits it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PHASES = st.lists(st.sampled_from(list(Phase)), max_size=12)
 
 
 @given(PHASES, st.integers(0, 12))
-def test_every_replica_stands_at_exactly_one_stage(phases: list[Phase], wanted: int) -> None:
-    found = progress("service", wanted, phases)
+def test_every_replica_counts_at_exactly_one_stage(phases: list[Phase], desired: int) -> None:
+    found = progress("service", desired, phases)
     counts = {stage: count for stage, count in found._asdict().items() if stage not in ("admitted", "limit")}
     assert sum(counts.values()) == len(phases)
-    assert found.admitted == max(0, wanted - sum(phase is not Phase.RELEASED for phase in phases))
+    assert found.admitted == max(0, desired - sum(phase is not Phase.RELEASED for phase in phases))
 
 
-def test_what_holds_it_up_is_the_earliest_stage_at_which_something_stands() -> None:
+def test_limit_is_earliest_stage_with_replicas() -> None:
     steps = [
         ([], "Creating"),
         (["pending", "serving"], "Queued"),
@@ -32,14 +32,14 @@ def test_what_holds_it_up_is_the_earliest_stage_at_which_something_stands() -> N
         (["serving", "serving"], ""),
     ]
     for phases, limit in steps:
-        assert progress("service", 2, [Phase(one) for one in phases]).limit == limit, phases
+        assert progress("service", 2, [Phase(phase) for phase in phases]).limit == limit, phases
 
 
-def test_a_job_has_come_as_far_as_it_has_to_when_it_runs__and_what_is_over_was_made() -> None:
+def test_running_job_has_no_limit_and_finished_replicas_count() -> None:
     found = progress("job", 3, [Phase.RUNNING, Phase.RELEASED, Phase.FINISHED])
     assert (found.admitted, found.running, found.released, found.finished, found.limit) == (0, 1, 1, 1, "")
 
 
-def test_every_limit_is_a_word_for_programs() -> None:
+def test_stage_reasons_are_unique_camel_case_words() -> None:
     assert all(word.isalnum() and word[0].isupper() for word in STAGE_REASONS.values())
     assert len(set(STAGE_REASONS.values())) == len(STAGE_REASONS)

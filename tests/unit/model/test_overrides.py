@@ -1,4 +1,4 @@
-"""Which overrides may be declared? Each effect with the lists that it needs, a term, a reason and an author."""
+"""Validation of overrides: scope per effect, ttl, reason and author."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ GOOD = {
 TERM = "ttl: 7d, reason: dark, author: ada@example.com"
 
 
-def told(effect: str, scope: str, term: str = TERM) -> list[str]:
+def problems_of(effect: str, scope: str, term: str = TERM) -> list[str]:
     text = (HEAD % "Override").removesuffix("\n") + f" {{effect: {effect}, scope: {scope}, {term}}}\n"
     return [f"{p.path}: {p.message}; {p.cure}" for p in read(text.encode(), "f.yaml").problems]
 
 
-def test_there_is_a_rule_for_every_effect() -> None:
+def test_every_effect_has_scope_rule() -> None:
     assert set(_EFFECT_SCOPES) == set(GOOD) == set(get_args(kinds.OverrideEffect))
 
 
 @pytest.mark.parametrize("effect", sorted(GOOD))
-def test_each_effect_is_taken_with_what_it_needs__and_stored_as_it_was_read(effect: str) -> None:
-    assert told(effect, GOOD[effect]) == []
+def test_each_effect_is_accepted_and_round_trips(effect: str) -> None:
+    assert problems_of(effect, GOOD[effect]) == []
     text = (HEAD % "Override").removesuffix("\n") + f" {{effect: {effect}, scope: {GOOD[effect]}, {TERM}}}\n"
     (thing,) = read(text.encode(), "f.yaml").objects
     assert isinstance(thing, kinds.Override)
@@ -46,15 +46,15 @@ def test_each_effect_is_taken_with_what_it_needs__and_stored_as_it_was_read(effe
 
 
 @pytest.mark.parametrize("effect", sorted(GOOD))
-def test_an_empty_scope_is_never_everything(effect: str) -> None:
+def test_empty_scope_is_refused(effect: str) -> None:
     more = GOOD[effect].partition("}")[2]
-    problems = told(effect, "{}" + more)
+    problems = problems_of(effect, "{}" + more)
     assert problems and all(problem.startswith(f"spec.scope: {effect} must name ") for problem in problems)
-    assert told(effect, "{tenants: [], nodes: []}" + more) == problems
+    assert problems_of(effect, "{tenants: [], nodes: []}" + more) == problems
 
 
 @pytest.mark.parametrize(
-    ("effect", "scope", "says"),
+    ("effect", "scope", "message"),
     [
         ("pin", "{nodes: [n1]}", "spec.scope: pin must name tenants or workloads; add tenants or workloads"),
         ("pin", "{tenants: [t]}", "spec.scope: pin must name places; add regions, zones, pools or nodes"),
@@ -79,23 +79,23 @@ def test_an_empty_scope_is_never_everything(effect: str) -> None:
         ("shun", "{zones: [a]}", 'spec.effect: "shun" is not allowed here'),
     ],
 )
-def test_what_an_effect_needs_and_what_it_cannot_mean(effect: str, scope: str, says: str) -> None:
-    problems = told(effect, scope)
+def test_scope_or_field_unsuitable_for_effect_is_refused(effect: str, scope: str, message: str) -> None:
+    problems = problems_of(effect, scope)
     assert len(problems) == 1, problems
-    assert says in problems[0]
+    assert message in problems[0]
 
 
-@pytest.mark.parametrize("sort", ["regions", "zones", "pools", "nodes", "tenants", "workloads"])
-def test_each_list_is_bounded(sort: str) -> None:
-    rest = ", nodes: [n]" if sort in ("tenants", "workloads") else ", tenants: [t]"
-    names = [f"t/n{n}" if sort == "workloads" else f"n{n}" for n in range(1025)]
-    assert told("pin", f"{{{sort}: [{', '.join(names[1:])}]{rest}}}") == []
-    (problem,) = told("pin", f"{{{sort}: [{', '.join(names)}]{rest}}}")
-    assert problem.startswith(f"spec.scope.{sort}: 1025 items are too many")
+@pytest.mark.parametrize("field", ["regions", "zones", "pools", "nodes", "tenants", "workloads"])
+def test_each_scope_list_is_bounded(field: str) -> None:
+    rest = ", nodes: [n]" if field in ("tenants", "workloads") else ", tenants: [t]"
+    names = [f"t/n{n}" if field == "workloads" else f"n{n}" for n in range(1025)]
+    assert problems_of("pin", f"{{{field}: [{', '.join(names[1:])}]{rest}}}") == []
+    (problem,) = problems_of("pin", f"{{{field}: [{', '.join(names)}]{rest}}}")
+    assert problem.startswith(f"spec.scope.{field}: 1025 items are too many")
 
 
 @pytest.mark.parametrize(
-    ("term", "says"),
+    ("term", "message"),
     [
         ("reason: r, author: a", "spec.ttl: is missing"),
         (
@@ -112,16 +112,16 @@ def test_each_list_is_bounded(sort: str) -> None:
         ("ttl: 1h, reason: r, author: a, duration: 5m", "spec.duration: unknown field; did you mean ttl?"),
     ],
 )
-def test_it_has_a_term_a_reason_and_an_author(term: str, says: str) -> None:
-    problems = told("avoid", "{zones: [a]}", term)
+def test_missing_ttl_reason_or_author_is_refused(term: str, message: str) -> None:
+    problems = problems_of("avoid", "{zones: [a]}", term)
     assert len(problems) == 1, problems
-    assert says in problems[0]
+    assert message in problems[0]
 
 
-def test_the_deadline_is_not_the_writers() -> None:
+def test_deadline_and_tenant_cannot_be_declared() -> None:
     text = HEAD % "Override" + f"  effect: avoid\n  scope: {{zones: [a]}}\n  {TERM.replace(', ', chr(10) + '  ')}\n"
     (problem,) = read((text + "status: {deadline: {boot: b, atMs: 9}}\n").encode(), "f.yaml").problems
     assert (problem.path, problem.message) == ("status", "is set by Remit")
     tenanted = text.replace("{name: thing}", "{name: thing, tenant: t}")
     (problem,) = read(tenanted.encode(), "f.yaml").problems
-    assert problem.message == "an Override belongs to no tenant"
+    assert problem.message == "an Override does not belong to a tenant"

@@ -1,4 +1,4 @@
-"""Are amounts and durations read exactly, written back the same, and refused with words?"""
+"""Syntax of quantities and durations."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ RESOURCES = st.sampled_from(["cpu", "memory", "storage", "share", "gpu"])
 
 
 @given(RESOURCES, st.integers(0, QUANTITY_MAX))
-def test_what_is_written_is_read_back(resource: str, counted: int) -> None:
+def test_formatted_quantity_is_parsed_back(resource: str, counted: int) -> None:
     assert parse_quantity(resource, format_quantity(resource, counted)) == counted
 
 
 @given(st.integers(0, DURATION_MS_MAX))
-def test_durations_too(ms: int) -> None:
+def test_formatted_duration_is_parsed_back(ms: int) -> None:
     assert parse_duration(format_duration(ms)) == ms
 
 
@@ -39,17 +39,17 @@ def test_durations_too(ms: int) -> None:
         ("memory", "0.5Ki", 512),
     ],
 )
-def test_the_usual_spellings(resource: str, text: str | int, counted: int) -> None:
+def test_common_quantity_notations_are_parsed(resource: str, text: str | int, counted: int) -> None:
     assert parse_quantity(resource, text) == counted
 
 
 @pytest.mark.parametrize("text", ["", "-1", "1GB", "1 Gi", "NaN", "inf", "1e", "٣", "1_000", "0x10", "9" * 41, "1\n"])
-def test_what_is_no_quantity_is_refused(text: str) -> None:
+def test_malformed_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"quantity|large"):
         parse_quantity("cpu", text)
 
 
 @pytest.mark.parametrize("text", ["", "5", "-5s", "5 s", "1s1h", "٣s", "1.5h", "999999999d", "1s\n"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_malformed_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"duration|long"):
         parse_duration(text)

@@ -1,4 +1,4 @@
-"""Are amounts exact, from the text of a manifest to the books and back? Floats never take part."""
+"""Exact arithmetic of amounts, durations and capacities, without floats."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ resources = st.sampled_from(RESOURCES)
 
 
 @given(resources, counted)
-def test_what_is_written_is_read_back_to_the_same_integer(resource: str, count: int) -> None:
+def test_formatted_quantity_is_parsed_back_exactly(resource: str, count: int) -> None:
     assert parse_quantity(resource, format_quantity(resource, count)) == count
 
 
 @pytest.mark.parametrize("resource", RESOURCES)
 @pytest.mark.parametrize("count", [0, 1, 999, 1000, 1001, 1023, 1024, 1 << 60, QUANTITY_MAX - 1, QUANTITY_MAX])
-def test_the_ends_of_the_range_are_read_back_too(resource: str, count: int) -> None:
+def test_quantity_limits_are_parsed_back(resource: str, count: int) -> None:
     assert parse_quantity(resource, format_quantity(resource, count)) == count
 
 
@@ -51,7 +51,7 @@ exponents = st.integers(-20, 20).flatmap(lambda n: st.sampled_from((f"e{n}", f"E
 
 
 @given(resources, digits, st.sampled_from(sorted(SUFFIXES)) | exponents)
-def test_a_quantity_is_exact_or_refused(resource: str, number: str, suffix: str) -> None:
+def test_quantity_is_parsed_exactly_or_refused(resource: str, number: str, suffix: str) -> None:
     unit = SUFFIXES[suffix] if suffix in SUFFIXES else Fraction(10) ** int(suffix[1:])
     exact = Fraction(number) * unit * scale(resource)
     if exact.denominator == 1 and exact <= QUANTITY_MAX:
@@ -81,7 +81,7 @@ def test_a_quantity_is_exact_or_refused(resource: str, number: str, suffix: str)
         ("cpu", "0.0001", None),
     ],
 )
-def test_quantities_that_people_write(resource: str, text: str | float, count: int | None) -> None:
+def test_usual_quantity_notations_are_exact(resource: str, text: str | float, count: int | None) -> None:
     if count is None:
         with pytest.raises(ValueError, match=r"finer|large"):
             parse_quantity(resource, text)
@@ -97,13 +97,13 @@ def test_quantities_that_people_write(resource: str, text: str | float, count: i
         *(float("inf"), float("nan")),
     ],
 )
-def test_what_is_no_quantity_is_refused_in_words(text: str | float) -> None:
+def test_malformed_quantity_is_refused_with_message(text: str | float) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         parse_quantity("cpu", text)
 
 
 @pytest.mark.parametrize("text", ["-1", "-0.5", -1, -0.5, "-1Gi"])
-def test_nothing_can_be_asked_for_less_than_nothing(text: str | float) -> None:
+def test_negative_quantity_is_refused(text: str | float) -> None:
     with pytest.raises(ValueError, match="negative"):
         parse_quantity("cpu", text)
 
@@ -112,7 +112,7 @@ def test_nothing_can_be_asked_for_less_than_nothing(text: str | float) -> None:
 
 
 @given(st.integers(0, DURATION_MS_MAX) | st.integers(0, 100_000))
-def test_a_duration_is_read_back_to_the_same_millisecond(ms: int) -> None:
+def test_formatted_duration_is_parsed_back_exactly(ms: int) -> None:
     assert parse_duration(format_duration(ms)) == ms
     assert Duration.parse(str(Duration(ms))) == ms
 
@@ -132,26 +132,26 @@ def test_a_duration_is_read_back_to_the_same_millisecond(ms: int) -> None:
         ("3650d", DURATION_MS_MAX),
     ],
 )
-def test_durations_that_people_write(text: str, ms: int) -> None:
+def test_usual_duration_notations_are_parsed(text: str, ms: int) -> None:
     assert parse_duration(text) == ms
 
 
 @pytest.mark.parametrize(
     "text", ["", "5", 5, 5.0, "s", "-5s", "5 s", "5S", "5sec", "1m1h", "1s1s", "1.5m", "0.0001s", "1e3s", "٣s", "5s\n", " 5s"]
 )
-def test_what_is_no_duration_is_refused_in_words(text: str | float) -> None:
+def test_malformed_duration_is_refused_with_message(text: str | float) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("text", ["3650d1ms", "99999999h", "999999999d"])
-def test_more_than_ten_years_is_refused(text: str) -> None:
+def test_duration_over_ten_years_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="too long"):
         parse_duration(text)
 
 
 @pytest.mark.parametrize("thing", [None, [], {}, b"5s"])
-def test_a_duration_that_is_not_even_text_is_refused_and_does_not_break(thing: object) -> None:
+def test_duration_that_is_not_text_is_refused(thing: object) -> None:
     with pytest.raises(ValueError, match="not a duration"):
         Duration.parse(thing)
 
@@ -164,7 +164,7 @@ signed = st.dictionaries(names, st.integers(-6, 6), max_size=4).map(Amount)
 
 
 @given(signed, signed, signed)
-def test_amounts_add_as_numbers_do(a: Amount, b: Amount, c: Amount) -> None:
+def test_amounts_add_like_numbers(a: Amount, b: Amount, c: Amount) -> None:
     assert a + b == b + a
     assert (a + b) + c == a + (b + c)
     assert a + Amount() == a
@@ -173,14 +173,14 @@ def test_amounts_add_as_numbers_do(a: Amount, b: Amount, c: Amount) -> None:
 
 
 @given(signed, signed, st.integers(0, 5), st.integers(0, 5))
-def test_amounts_multiply_as_repeated_addition(a: Amount, b: Amount, n: int, m: int) -> None:
+def test_amounts_multiply_like_repeated_addition(a: Amount, b: Amount, n: int, m: int) -> None:
     assert a * 0 == Amount()
     assert a * (n + m) == a * n + a * m
     assert (a + b) * n == a * n + b * n
 
 
 @given(amounts, amounts, amounts)
-def test_fitting_is_a_partial_order_that_addition_keeps(a: Amount, b: Amount, c: Amount) -> None:
+def test_fitting_is_partial_order_preserved_by_addition(a: Amount, b: Amount, c: Amount) -> None:
     assert a <= a
     assert not (a <= b and b <= a) or a == b
     assert not (a <= b and b <= c) or a <= c
@@ -189,7 +189,7 @@ def test_fitting_is_a_partial_order_that_addition_keeps(a: Amount, b: Amount, c:
 
 
 @given(amounts, amounts)
-def test_what_is_over_a_limit_is_the_least_to_give_up(a: Amount, limit: Amount) -> None:
+def test_excess_over_limit_is_minimal(a: Amount, limit: Amount) -> None:
     excess = a.excess_over(limit)
     assert a - excess <= limit
     assert (not excess) == (a <= limit)
@@ -197,20 +197,20 @@ def test_what_is_over_a_limit_is_the_least_to_give_up(a: Amount, limit: Amount) 
 
 
 @given(signed, signed)
-def test_equal_amounts_are_one_value(a: Amount, b: Amount) -> None:
+def test_equal_amounts_have_equal_hash_and_no_zeros(a: Amount, b: Amount) -> None:
     assert (a == b) == (dict(a) == dict(b))
     assert a != b or hash(a) == hash(b)
-    assert all(count for _, count in a), "a zero is not in it"
+    assert all(count for _, count in a), "zeros are omitted"
     assert a != dict(a)
 
 
 @given(amounts)
-def test_an_amount_written_into_a_manifest_is_read_back_equal(a: Amount) -> None:
+def test_amount_round_trips_through_manifest(a: Amount) -> None:
     assert Amount.parse(a.to_manifest()) == a
 
 
 @pytest.mark.parametrize("value", [True, None, [], {"gpu": 1}, "many"])
-def test_an_amount_that_is_no_quantity_is_refused(value: object) -> None:
+def test_amount_that_is_not_a_quantity_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="not a quantity"):
         Amount.parse({"cpu": value})
 
@@ -222,7 +222,7 @@ CAPACITIES = (HardCapacity, ReclaimableCapacity, SoftCapacity)
 
 @pytest.mark.parametrize("one", CAPACITIES)
 @pytest.mark.parametrize("other", CAPACITIES)
-def test_only_capacity_of_one_kind_adds_subtracts_or_equals(one: type[HardCapacity], other: type[HardCapacity]) -> None:
+def test_only_capacities_of_one_kind_combine_or_compare(one: type[HardCapacity], other: type[HardCapacity]) -> None:
     a, b = one(Amount({"cpu": 3})), other(Amount({"cpu": 3}))
     if one is other:
         assert a + b == one(Amount({"cpu": 6}))
@@ -238,7 +238,7 @@ def test_only_capacity_of_one_kind_adds_subtracts_or_equals(one: type[HardCapaci
 
 @pytest.mark.parametrize("kind", CAPACITIES)
 @pytest.mark.parametrize("stranger", [Amount({"cpu": 3}), 3, "3", None])
-def test_capacity_adds_to_nothing_that_is_not_capacity(kind: type[HardCapacity], stranger: object) -> None:
+def test_capacity_does_not_combine_with_other_types(kind: type[HardCapacity], stranger: object) -> None:
     held = kind(Amount({"cpu": 3}))
     with pytest.raises(TypeError):
         held + stranger  # type: ignore[operator]
@@ -246,5 +246,5 @@ def test_capacity_adds_to_nothing_that_is_not_capacity(kind: type[HardCapacity],
 
 
 @given(amounts, amounts)
-def test_capacity_covers_what_fits_into_it(held: Amount, ask: Amount) -> None:
+def test_capacity_covers_amounts_that_fit(held: Amount, ask: Amount) -> None:
     assert HardCapacity(held).covers(ask) == (ask <= held)

@@ -1,4 +1,4 @@
-"""Short ways to write rows and events as an authority would, without one. No test is in here."""
+"""Builders of rows and watch events as an authority would write them. Contains no tests."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def policy(number: int, *rules: PolicyRule) -> PolicyRevision:
     return PolicyRevision(metadata=RecordMetadata(name=f"{number:08d}"), spec=spec)
 
 
-class Told:
-    """A view that is told what an authority might have written."""
+class ViewFixture:
+    """A scheduler view that is fed rows and events as an authority might have written them."""
 
-    def __init__(self, *things: AnyObject) -> None:
+    def __init__(self, *objects: AnyObject) -> None:
         self.clock = FakeClock()
         self.view = SchedulerView(self.clock)
         self.rows: dict[str, Row] = {}
         self.revision = 1
-        for thing in things:
-            self.rows[key(thing)] = Row(key(thing), encode(thing), 1)
+        for obj in objects:
+            self.rows[key(obj)] = Row(key(obj), encode(obj), 1)
         self.list()
         self.view.take_changes()
 
@@ -82,10 +82,10 @@ class Told:
         self.view.add_page(sorted(self.rows.values(), key=lambda row: order.index(row.key.split("/")[0])))
         self.view.end_list()
 
-    def write(self, *things: AnyObject, drop: Iterable[str] = ()) -> WatchEvent:
-        """Into the rows alone, as one batch; the view has not heard of it yet."""
+    def write(self, *objects: AnyObject, drop: Iterable[str] = ()) -> WatchEvent:
+        """Write to the rows alone, as one batch; the view does not receive the event yet."""
         self.revision += 1
-        changes = [RowChange(key(thing), encode(thing), self.revision) for thing in things]
+        changes = [RowChange(key(obj), encode(obj), self.revision) for obj in objects]
         changes += [RowChange(name, None, self.revision) for name in drop]
         for change in changes:
             self.rows.pop(change.key, None)
@@ -93,13 +93,13 @@ class Told:
                 self.rows[change.key] = Row(change.key, change.value, self.revision)
         return WatchEvent(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD_1)
 
-    def tell(self, *things: AnyObject, drop: Iterable[str] = ()) -> None:
-        self.view.apply(self.write(*things, drop=drop))
-        self.checked()
+    def apply(self, *objects: AnyObject, drop: Iterable[str] = ()) -> None:
+        self.view.apply(self.write(*objects, drop=drop))
+        self.assert_consistent()
 
-    def checked(self) -> None:
-        found = list(recompute(self.view))
-        assert not found, "\n".join(found)
+    def assert_consistent(self) -> None:
+        differences = list(recompute(self.view))
+        assert not differences, "\n".join(differences)
 
     def slot(self, name: str) -> int:
         return self.view.replicas.slots[f"replica/t1/{name}"]

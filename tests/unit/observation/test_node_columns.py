@@ -1,4 +1,4 @@
-"""Are the columns what they say: ids into distinct values, made when asked for, with a last slot for "no domain"?"""
+"""Node columns: ids into distinct values, built on demand, with a last slot for "no domain"."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from remit.model.metadata import Metadata
 from remit.observation.column_table import CHANGES_MAX, ChangeLog
 from remit.observation.node_columns import NodeColumns, NodeFree, translate_requirements
 from remit.observation.topology_counts import ColumnPeerCounts
-from tests.unit.law.test_fit import ask_for, node
+from tests.unit.law.test_fit import node, requirements_of
 
 
-def three() -> list[NodeFree]:
+def three_nodes() -> list[NodeFree]:
     return [
         node("n1", zone="a", models="AAB", rack="r1"),
         node("n2", zone="b", models="-", taints=(Taint(key="t", effect="NoSchedule"),)),
@@ -22,22 +22,22 @@ def three() -> list[NodeFree]:
     ]
 
 
-def as_site(columns: NodeColumns) -> fit.NodeView:
+def as_node_view(columns: NodeColumns) -> fit.NodeView:
     return columns
 
 
-def as_peers(peers: ColumnPeerCounts) -> fit.PeerCounts:
+def as_peer_counts(peers: ColumnPeerCounts) -> fit.PeerCounts:
     return peers
 
 
-def test_columns_are_a_site_and_their_peers_are_peers() -> None:
-    columns = NodeColumns(three())
+def test_columns_implement_node_view_and_peer_counts() -> None:
+    columns = NodeColumns(three_nodes())
     peers = ColumnPeerCounts(columns, {})
-    assert as_site(columns) is columns and as_peers(peers) is peers
+    assert as_node_view(columns) is columns and as_peer_counts(peers) is peers
 
 
-def test_names_are_ids_into_distinct_values() -> None:
-    columns = NodeColumns(three())
+def test_columns_hold_ids_into_distinct_values() -> None:
+    columns = NodeColumns(three_nodes())
     assert (columns.zone.tolist(), columns.zones) == ([0, 1, 0], ["a", "b"])
     assert (columns.region.tolist(), columns.regions) == ([0, 0, 0], ["north"])
     assert (columns.pool.tolist(), columns.pools) == ([0, 0, 0], ["default"])
@@ -45,8 +45,8 @@ def test_names_are_ids_into_distinct_values() -> None:
     assert columns.taint_sets == [(), (Taint(key="t", effect="NoSchedule"),)]
 
 
-def test_a_domain_is_a_place_or_a_label__and_minus_one_where_there_is_none() -> None:
-    columns = NodeColumns(three())
+def test_domain_is_place_or_label_and_minus_one_where_absent() -> None:
+    columns = NodeColumns(three_nodes())
     for key, ids, values in (
         ("node", [0, 1, 2], ["n1", "n2", "n3"]),
         ("zone", [0, 1, 0], ["a", "b"]),
@@ -55,27 +55,27 @@ def test_a_domain_is_a_place_or_a_label__and_minus_one_where_there_is_none() -> 
     ):
         known, found = columns.domain(key)
         assert found.tolist() == ids
-        assert known.tolist() == [one >= 0 for one in ids]
+        assert known.tolist() == [slot >= 0 for slot in ids]
         assert list(columns.domains(key).values) == values
 
 
-def test_a_label_with_an_empty_value_is_there_but_names_no_domain() -> None:
+def test_label_with_empty_value_is_present_but_names_no_domain() -> None:
     columns = NodeColumns([node("n1", rack=""), node("n2", rack="r")])
     assert columns.label("rack").ids.tolist() == [0, 1]
     assert columns.domain("rack")[0].tolist() == [False, True]
 
 
-def test_a_label_called_like_a_place_is_no_place() -> None:
+def test_label_named_like_place_does_not_replace_place() -> None:
     left = node("n1", zone="a")
-    misled = msgspec.structs.replace(left.node, metadata=Metadata(name="n1", labels={"zone": "b"}))
-    columns = NodeColumns([left._replace(node=misled), node("n2", zone="b")])
+    mislabelled = msgspec.structs.replace(left.node, metadata=Metadata(name="n1", labels={"zone": "b"}))
+    columns = NodeColumns([left._replace(node=mislabelled), node("n2", zone="b")])
     assert columns.label("zone").values == ["b"]
     assert columns.label("zone").ids.tolist() == [0, -1]
     assert columns.domain("zone")[1].tolist() == [0, 1]
 
 
-def test_a_label_column_is_made_once__and_follows_its_nodes() -> None:
-    columns = NodeColumns(three())
+def test_label_column_is_built_once_and_follows_node_changes() -> None:
+    columns = NodeColumns(three_nodes())
     assert columns.label("rack").values is columns.label("rack").values
     columns.drop("n1")
     columns.put(node("n4", rack="r9").node)
@@ -84,25 +84,25 @@ def test_a_label_column_is_made_once__and_follows_its_nodes() -> None:
     assert columns.label("rack").values == ["r1", "r2", "r9"]
 
 
-def test_a_hole_fits_nothing__and_the_next_node_fills_it() -> None:
-    columns = NodeColumns(three())
+def test_removed_node_row_fits_nothing_until_next_node_reuses_it() -> None:
+    columns = NodeColumns(three_nodes())
     columns.label("rack")
     columns.drop("n3")
-    ask = translate_requirements(ask_for(), columns)
+    ask = translate_requirements(requirements_of(), columns)
     assert fit.mask(ask, columns, ColumnPeerCounts(columns, {})).tolist() == [True, False, False]
     assert fit.mask(ask, columns, ColumnPeerCounts(columns, {}), fit.STATIC_RULES).tolist() == [True, False, False]
     assert columns.put(node("n4").node) == 2
     assert fit.mask(ask, columns, ColumnPeerCounts(columns, {})).tolist() == [True, False, True]
 
 
-def test_since_tells_the_rows_that_changed__until_that_is_too_long_ago() -> None:
-    columns = NodeColumns(three())
-    before, stood = columns.changed.count, columns.attributes_changed.count
+def test_changes_since_lists_changed_rows_until_history_is_exceeded() -> None:
+    columns = NodeColumns(three_nodes())
+    before, attributes_before = columns.changed.count, columns.attributes_changed.count
     columns.post(1, [("cpu", 1)])
     columns.post_many(np.array([0, 2]), np.array([1, 1]), [("cpu", 1)])
     found = columns.changed.since(before)
     assert found is not None and found.tolist() == [1, 0, 2]
-    assert columns.attributes_changed.count == stood
+    assert columns.attributes_changed.count == attributes_before
     for _ in range(2 * CHANGES_MAX):
         columns.changed.add(0)
     assert columns.changed.since(before) is None
@@ -110,8 +110,8 @@ def test_since_tells_the_rows_that_changed__until_that_is_too_long_ago() -> None
     assert last is not None and last.tolist() == [0, 0, 0]
 
 
-def test_frozen_columns_may_be_written_to__and_tell_their_own_changes() -> None:
-    columns = NodeColumns(three())
+def test_frozen_columns_accept_writes_and_log_own_changes() -> None:
+    columns = NodeColumns(three_nodes())
     twin = columns.freeze()
     before = twin.changed.count
     twin.post(1, [("cpu", 1)])
@@ -122,8 +122,8 @@ def test_frozen_columns_may_be_written_to__and_tell_their_own_changes() -> None:
     assert twin.changed.since(before - 1) is None
 
 
-def test_more_changes_at_once_than_are_remembered_are_all_forgotten() -> None:
-    """A part of them would pass for all: rows that are not named would keep their old answers."""
+def test_extend_beyond_change_log_limit_forgets_all_changes() -> None:
+    """Returning a part of them would look complete: rows missing from it would keep stale answers."""
     changes = ChangeLog()
     changes.add(7)
     before = changes.count
@@ -139,8 +139,8 @@ def test_more_changes_at_once_than_are_remembered_are_all_forgotten() -> None:
     assert found is not None and found.tolist() == [CHANGES_MAX - 1, *range(CHANGES_MAX)]
 
 
-def test_new_domains_find_their_place_in_counts_that_were_made_before() -> None:
-    columns = NodeColumns(three())
+def test_new_domain_extends_existing_peer_counts() -> None:
+    columns = NodeColumns(three_nodes())
     index = fit.PeerIndex("risk", (("app", "api"),), "zone")
     peers = ColumnPeerCounts(columns, {index: {"a": 5, "b": 1}})
     assert peers.counts(index).tolist() == [5, 1, 0]
@@ -149,61 +149,61 @@ def test_new_domains_find_their_place_in_counts_that_were_made_before() -> None:
     assert peers.counts(index).tolist() == [5, 1, 1, 0]
 
 
-def test_amounts_keep_all_their_bits() -> None:
+def test_amounts_keep_all_63_bits() -> None:
     huge = (1 << 63) - 1
     columns = NodeColumns([node()._replace(free={"cpu": huge})])
     assert columns.free["cpu"].dtype == np.int64
     assert columns.free["cpu"].tolist() == [huge]
 
 
-def test_what_is_in_no_nodes_capacity_has_no_column() -> None:
+def test_resource_absent_from_capacity_has_no_column() -> None:
     columns = NodeColumns([node()._replace(free={"cpu": 1, "@gpu-0": 1000})])
     assert list(columns.free) == ["cpu"]
 
 
-def test_devices_count_by_model_and_by_kind() -> None:
-    columns = NodeColumns(three())
+def test_devices_are_counted_by_model_and_kind() -> None:
+    columns = NodeColumns(three_nodes())
     assert columns.whole_devices["gpu", "A"].tolist() == [2, 0, 0]
     assert columns.whole_devices["gpu", "B"].tolist() == [1, 0, 0]
     assert columns.whole_devices["gpu", fit.ANY_MODEL].tolist() == [3, 1, 0]
     assert columns.largest_shares["gpu", fit.ANY_MODEL].tolist() == [1000, 1000, 0]
 
 
-def test_a_device_without_a_model_counts_once() -> None:
+def test_device_without_model_is_counted_once() -> None:
     whole, room = fit.free_devices([Device(name="d", kind="gpu")], {})
     assert whole == {("gpu", fit.ANY_MODEL): 1}
     assert room == {("gpu", fit.ANY_MODEL): 1000}
 
 
-def test_room_is_the_largest_share_left_on_one_device__in_whatever_order_they_stand() -> None:
+def test_largest_share_is_maximum_free_on_one_device_in_any_order() -> None:
     devices = [Device(name=name, kind="gpu", model="A") for name in ("d0", "d1", "d2")]
     whole, room = fit.free_devices(devices, {"d0": 900, "d1": 300, "d2": 1000})
     assert (whole["gpu", "A"], room["gpu", "A"]) == (0, 700)
 
 
-def test_a_device_used_beyond_itself_has_no_room_and_not_less() -> None:
+def test_overcommitted_device_has_zero_free_share() -> None:
     assert fit.free_devices([Device(name="d", kind="gpu")], {"d": 1500}) == (
         {("gpu", fit.ANY_MODEL): 0},
         {("gpu", fit.ANY_MODEL): 0},
     )
 
 
-def test_a_resource_that_nobody_had_left_has_a_column_to_be_freed_into() -> None:
+def test_exhausted_resource_keeps_column_for_freed_amounts() -> None:
     columns = NodeColumns([node()._replace(free={})])
     assert columns.free["cpu"].tolist() == [0]
     columns.post(0, [("cpu", 700)], sign=-1)
     assert columns.free["cpu"].tolist() == [700]
 
 
-def test_columns_of_no_nodes_fit_nothing_and_do_not_fail() -> None:
+def test_columns_without_nodes_fit_nothing_and_do_not_fail() -> None:
     columns = NodeColumns([])
     placement = Placement(topology_spread=(Spread(topology_key="zone"),), regions=("north",))
-    asked = translate_requirements(ask_for(placement=placement, cpu=1), columns)
-    assert fit.mask(asked, columns, ColumnPeerCounts(columns, {})).tolist() == []
+    requirements_ = translate_requirements(requirements_of(placement=placement, cpu=1), columns)
+    assert fit.mask(requirements_, columns, ColumnPeerCounts(columns, {})).tolist() == []
 
 
-def test_counts_have_a_last_slot_for_no_domain__and_forget_domains_without_nodes_but_in_the_total() -> None:
-    columns = NodeColumns(three())
+def test_counts_have_slot_for_no_domain_and_keep_lost_domains_in_total() -> None:
+    columns = NodeColumns(three_nodes())
     index = fit.PeerIndex("risk", (("app", "api"),), "rack")
     peers = ColumnPeerCounts(columns, {index: {"r2": 4, "gone": 3}})
     assert peers.counts(index).tolist() == [0, 4, 0]
@@ -211,32 +211,34 @@ def test_counts_have_a_last_slot_for_no_domain__and_forget_domains_without_nodes
     assert peers.total(index) == 7
 
 
-def test_an_index_that_nobody_counted_is_empty() -> None:
-    columns = NodeColumns(three())
+def test_uncounted_index_is_empty() -> None:
+    columns = NodeColumns(three_nodes())
     index = fit.PeerIndex("risk", (("app", "api"),), "zone")
     peers = ColumnPeerCounts(columns, {})
     assert peers.counts(index).tolist() == [0, 0, 0]
     assert peers.total(index) == 0
 
 
-def test_the_least_is_taken_where_the_replica_could_stand_at_all() -> None:
-    columns = NodeColumns(three())
+def test_min_count_considers_only_domains_where_replica_could_run() -> None:
+    columns = NodeColumns(three_nodes())
     index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
     peers = ColumnPeerCounts(columns, {index: {"a": 5, "b": 0}})
-    anywhere, only_a = ask_for(placement=Placement()), ask_for(placement=Placement(zones=("a",)))
-    nowhere = ask_for(placement=Placement(zones=("z",)))
-    # The node in b is tainted, so b does not hold the least down either.
+    anywhere, only_a = requirements_of(placement=Placement()), requirements_of(placement=Placement(zones=("a",)))
+    nowhere = requirements_of(placement=Placement(zones=("z",)))
+    # The node in b is tainted, so b does not lower the minimum either.
     assert [peers.min_count(translate_requirements(ask, columns), index) for ask in (anywhere, only_a, nowhere)] == [5, 5, 0]
 
 
-def test_a_node_outside_every_domain_does_not_hold_the_least_down() -> None:
+def test_node_outside_every_domain_does_not_lower_min_count() -> None:
     columns = NodeColumns([node("n1", rack="r1"), node("n2")])
     index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "rack")
-    assert ColumnPeerCounts(columns, {index: {"r1": 3}}).min_count(translate_requirements(ask_for(), columns), index) == 3
+    assert (
+        ColumnPeerCounts(columns, {index: {"r1": 3}}).min_count(translate_requirements(requirements_of(), columns), index) == 3
+    )
 
 
-def test_only_carriers_of_the_tenant_whose_term_picks_the_replica_shun_it() -> None:
-    columns = NodeColumns(three())
+def test_only_owners_of_same_tenant_whose_term_selects_replica_block_it() -> None:
+    columns = NodeColumns(three_nodes())
     picks = fit.PeerIndex("risk", (("app", "api"),), "zone", owners=True)
     counted = {
         picks: {"a": 1},
@@ -245,34 +247,34 @@ def test_only_carriers_of_the_tenant_whose_term_picks_the_replica_shun_it() -> N
         picks._replace(owners=False): {"a": 1},
     }
     peers = ColumnPeerCounts(columns, counted)
-    asked = translate_requirements(ask_for(), columns)
-    assert list(peers.anti_affinity_owners(asked)) == [picks]
-    assert fit.symmetric_anti_affinity(asked, columns, peers).tolist() == [False, True, False]
+    requirements_ = translate_requirements(requirements_of(), columns)
+    assert list(peers.anti_affinity_owners(requirements_)) == [picks]
+    assert fit.symmetric_anti_affinity(requirements_, columns, peers).tolist() == [False, True, False]
 
 
-def test_a_placement_in_a_run_moves_the_counts__also_of_carriers_never_counted_before() -> None:
-    columns = NodeColumns(three())
+def test_placement_in_same_run_updates_counts_of_new_owners() -> None:
+    columns = NodeColumns(three_nodes())
     peers = ColumnPeerCounts(columns, {})
-    asked = translate_requirements(ask_for(), columns)
+    requirements_ = translate_requirements(requirements_of(), columns)
     carriers = fit.PeerIndex("risk", (("app", "api"),), "node", owners=True)
-    assert list(peers.anti_affinity_owners(asked)) == []
+    assert list(peers.anti_affinity_owners(requirements_)) == []
     peers.add(carriers, "n2")
-    assert fit.symmetric_anti_affinity(asked, columns, peers).tolist() == [True, False, True]
+    assert fit.symmetric_anti_affinity(requirements_, columns, peers).tolist() == [True, False, True]
     peers.add(carriers, "n2", -1)
-    assert fit.symmetric_anti_affinity(asked, columns, peers).tolist() == [True, True, True]
+    assert fit.symmetric_anti_affinity(requirements_, columns, peers).tolist() == [True, True, True]
     assert peers.total(carriers) == 0
 
 
-def test_asks_of_one_run_do_not_see_each_others_places() -> None:
-    """`least` keeps where the last ask could stand; another ask must not be given that answer."""
+def test_requirements_of_one_run_do_not_share_cached_min_counts() -> None:
+    """`min_count` caches where the last requirements could run; other requirements must not get that answer."""
     columns = NodeColumns([node("n1", zone="a"), node("n2", zone="b")])
     index = fit.PeerIndex("risk", ((requirements.WORKLOAD_LABEL, "api"),), "zone")
     peers = ColumnPeerCounts(columns, {index: {"a": 5, "b": 2}})
-    in_a, in_b = (translate_requirements(ask_for(placement=Placement(zones=(zone,))), columns) for zone in "ab")
+    in_a, in_b = (translate_requirements(requirements_of(placement=Placement(zones=(zone,))), columns) for zone in "ab")
     assert [peers.min_count(ask, index) for ask in (in_a, in_b, in_a)] == [5, 2, 5]
 
 
-def test_a_frozen_copy_may_be_written_to__and_tells_its_own_changes() -> None:
+def test_frozen_copy_of_two_nodes_accepts_writes_without_changing_original() -> None:
     columns = NodeColumns([node("n1"), node("n2")])
     twin = columns.freeze()
     before = twin.changed.count
@@ -284,7 +286,7 @@ def test_a_frozen_copy_may_be_written_to__and_tells_its_own_changes() -> None:
     assert columns.free["cpu"].tolist() != twin.free["cpu"].tolist()
 
 
-def test_more_rows_at_once_than_are_remembered__who_looked_before_looks_at_everything() -> None:
+def test_changes_since_before_overflow_is_unknown_and_later_ones_are_listed() -> None:
     changes = ChangeLog()
     changes.add(5)
     before = changes.count

@@ -1,4 +1,4 @@
-"""Is a watch that cannot be read on after an interruption left alone while it is well, and given up when it is not?"""
+"""Reflector over a remote store: a healthy watch is kept, a silent one is replaced by a new list."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BEAT_MS = 1_000
 IDLE_MS = 5_000
 
 
-class Afar:
-    """A store as it is read over a link: a watch of it is a generator, and over for good once it was interrupted."""
+class RemoteStore:
+    """A store read over a link: its watch is a generator, and is over for good once it was interrupted."""
 
     def __init__(self, store: MemoryStore, world: World) -> None:
         self._store, self._world = store, world
         self.lists = self.watches = 0
         self.mute = False
-        """Nothing comes any more of a watch, and it does not end either."""
+        """A watch yields nothing any more and does not end either."""
         self.listing_ms = 0
 
     async def get(self, key: str) -> Row | None:
@@ -67,11 +67,11 @@ class Generated:
         await self._events.aclose()
 
 
-class Following:
-    """An authority that beats, and somebody who follows it from afar."""
+class ReflectedAuthority:
+    """An authority with heartbeats and a reflector that follows it over a link."""
 
-    def __init__(self, world: World, authority: Authority, afar: Afar) -> None:
-        self.world, self.authority, self.afar = world, authority, afar
+    def __init__(self, world: World, authority: Authority, remote: RemoteStore) -> None:
+        self.world, self.authority, self.remote = world, authority, remote
         self.board = WatchCache(world.clock)
 
     async def sleep(self, ms: int) -> None:
@@ -88,14 +88,14 @@ class Following:
         return self.world.clock.now_ms() - began_ms
 
 
-def following(test: Callable[[Following], Awaitable[None]]) -> Callable[[], None]:
-    def tell() -> None:
-        async def whole() -> None:
+def reflector_test(test: Callable[[ReflectedAuthority], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def scenario() -> None:
             world, store = virtual_world(), MemoryStore()
             authority = await Authority.take_over(store, scope="r1", holder="a", clock=world.clock, ids=world.ids)
-            afar = Afar(store, world)
-            made = Following(world, authority, afar)
-            source: Any = afar
+            remote = RemoteStore(store, world)
+            made = ReflectedAuthority(world, authority, remote)
+            source: Any = remote
             follower = Reflector(source, source, world, made.board, idle_ms=IDLE_MS)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(authority.run(heartbeat_ms=BEAT_MS)), group.create_task(follower.run())]
@@ -106,56 +106,56 @@ def following(test: Callable[[Following], Awaitable[None]]) -> Callable[[], None
                 for task in tasks:
                     task.cancel()
 
-        run_virtually(whole())
+        run_virtually(scenario())
 
-    tell.__name__, tell.__doc__, tell.__module__ = test.__name__, test.__doc__, test.__module__
-    return tell
-
-
-@following
-async def test_a_watch_that_is_well_is_left_alone__however_often_it_was_looked_at(it: Following) -> None:
-    await it.sleep(4 * IDLE_MS)
-    assert (it.afar.lists, it.afar.watches) == (1, 1)
-    await it.declare("r2")
-    assert await it.seen_after_ms("r2") <= 10, "and nothing new is missed for a moment"
+    run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
+    return run
 
 
-@following
-async def test_a_watch_that_has_fallen_silent_is_given_up_and_all_is_listed_anew(it: Following) -> None:
-    it.afar.mute = True
-    await it.declare("r2")
-    assert await it.seen_after_ms("r2") <= IDLE_MS + IDLE_MS // 2 + BEAT_MS
-    assert (it.afar.lists, it.afar.watches) == (2, 2)
-    it.afar.mute = False
-    await it.declare("r3")
-    assert await it.seen_after_ms("r3") <= 2 * IDLE_MS
+@reflector_test
+async def test_healthy_watch_is_kept_without_relisting(setup: ReflectedAuthority) -> None:
+    await setup.sleep(4 * IDLE_MS)
+    assert (setup.remote.lists, setup.remote.watches) == (1, 1)
+    await setup.declare("r2")
+    assert await setup.seen_after_ms("r2") <= 10, "new rows arrive immediately"
 
 
-@following
-async def test_all_is_listed_anew_now_and_then__though_nothing_seems_wrong(it: Following) -> None:
-    await it.sleep(5 * IDLE_MS - BEAT_MS)
-    assert it.afar.lists == 1
-    await it.sleep(5 * IDLE_MS + 2 * BEAT_MS)
-    assert it.afar.lists in (2, 3)
+@reflector_test
+async def test_silent_watch_is_replaced_by_new_list(setup: ReflectedAuthority) -> None:
+    setup.remote.mute = True
+    await setup.declare("r2")
+    assert await setup.seen_after_ms("r2") <= IDLE_MS + IDLE_MS // 2 + BEAT_MS
+    assert (setup.remote.lists, setup.remote.watches) == (2, 2)
+    setup.remote.mute = False
+    await setup.declare("r3")
+    assert await setup.seen_after_ms("r3") <= 2 * IDLE_MS
 
 
-@following
-async def test_what_takes_long_to_list_is_listed_less_often(it: Following) -> None:
-    it.afar.listing_ms = 500  # of each of two parts
-    await it.sleep(11 * IDLE_MS)
-    known = it.afar.lists
-    assert known >= 2, "this one took long"
-    await it.sleep(190_000)
-    assert it.afar.lists == known
-    await it.sleep(220_000)
-    assert it.afar.lists > known
+@reflector_test
+async def test_reflector_relists_periodically_without_errors(setup: ReflectedAuthority) -> None:
+    await setup.sleep(5 * IDLE_MS - BEAT_MS)
+    assert setup.remote.lists == 1
+    await setup.sleep(5 * IDLE_MS + 2 * BEAT_MS)
+    assert setup.remote.lists in (2, 3)
 
 
-@following
-async def test_whoever_follows_can_be_ended_in_the_middle_of_a_watch(it: Following) -> None:
-    source: Any = it.afar
-    task = asyncio.ensure_future(Reflector(source, source, it.world, WatchCache(it.world.clock), idle_ms=IDLE_MS).run())
-    await it.sleep(IDLE_MS)
+@reflector_test
+async def test_slow_list_is_repeated_less_often(setup: ReflectedAuthority) -> None:
+    setup.remote.listing_ms = 500  # of each of two parts
+    await setup.sleep(11 * IDLE_MS)
+    lists_before = setup.remote.lists
+    assert lists_before >= 2, "the slow list was taken at least twice"
+    await setup.sleep(190_000)
+    assert setup.remote.lists == lists_before
+    await setup.sleep(220_000)
+    assert setup.remote.lists > lists_before
+
+
+@reflector_test
+async def test_reflector_can_be_cancelled_during_watch(setup: ReflectedAuthority) -> None:
+    source: Any = setup.remote
+    task = asyncio.ensure_future(Reflector(source, source, setup.world, WatchCache(setup.world.clock), idle_ms=IDLE_MS).run())
+    await setup.sleep(IDLE_MS)
     task.cancel()
     await asyncio.wait({task}, timeout=1)
     assert task.cancelled()

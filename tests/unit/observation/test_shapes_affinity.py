@@ -1,4 +1,4 @@
-"""When are generations that look at other replicas of one shape? Names and labels matter where a selector does."""
+"""Shapes of generations with terms on other replicas: names and labels matter where a selector uses them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remit.model.records import Generation, GenerationSpec
 from remit.model.resources import Amount
 from remit.observation.shapes import ShapeTable
 
-APART = Placement(anti_affinity=(Affinity(topology_key="node", label_selector={"app": "x"}),))
+ANTI_AFFINITY = Placement(anti_affinity=(Affinity(topology_key="node", label_selector={"app": "x"}),))
 SPREAD = Placement(topology_spread=(Spread(topology_key="zone", label_selector={"app": "x"}, max_skew=5),))
 
 
@@ -23,40 +23,40 @@ def shape_of(shapes: ShapeTable, name: str, placement: Placement, **labels: str)
     return shapes.info(shapes.put_generation(f"t1/{name}/00000001", encode(made), 1)).shape
 
 
-def test_whom_a_selector_picks_alike_is_of_one_shape() -> None:
-    for placement in (APART, SPREAD):
+def test_generations_selected_alike_share_shape() -> None:
+    for placement in (ANTI_AFFINITY, SPREAD):
         shapes = ShapeTable()
         found = {shape_of(shapes, f"job-{i}", placement, app="x", number=str(i)) for i in range(1_000)}
         assert len(found) == 1
         assert len(shapes.shapes) == 1
 
 
-def test_whom_a_selector_picks_is_not_of_the_shape_of_whom_it_does_not() -> None:
+def test_selected_and_unselected_generations_differ_in_shape() -> None:
     shapes = ShapeTable()
     x, y, z = (shape_of(shapes, name, SPREAD, app=name) for name in "xyz")
     assert x != y == z
     assert [term.own for term in (*shapes.requirements_of(x).spread, *shapes.requirements_of(y).spread)] == [1, 0]
 
 
-def test_a_term_that_means_its_own_kind_keeps_its_name() -> None:
+def test_term_on_own_workload_keeps_its_name() -> None:
     shapes = ShapeTable()
     own = Placement(topology_spread=(Spread(topology_key="zone"),))
     a, b = shape_of(shapes, "a", own), shape_of(shapes, "b", own)
     assert a != b
-    assert [shapes.requirements_of(one).spread[0].peers.selector for one in (a, b)] == [
+    assert [shapes.requirements_of(shape).spread[0].peers.selector for shape in (a, b)] == [
         ((WORKLOAD_LABEL, "a"),),
         ((WORKLOAD_LABEL, "b"),),
     ]
 
 
-def test_a_selector_may_name_the_workload_that_it_picks() -> None:
+def test_selector_on_workload_label_separates_that_workload() -> None:
     shapes = ShapeTable()
     named = Placement(anti_affinity=(Affinity(topology_key="node", label_selector={WORKLOAD_LABEL: "a"}),))
     a, b, c = (shape_of(shapes, name, named) for name in "abc")
     assert a != b == c
 
 
-def test_whom_others_shun_differs_from_whom_they_do_not__also_if_its_own_terms_pick_both() -> None:
+def test_anti_affinity_of_third_workload_separates_equally_selected_shapes() -> None:
     shapes = ShapeTable()
     old, other = (shape_of(shapes, name, SPREAD, app="x", tier=tier) for name, tier in (("a", "1"), ("b", "2")))
     assert old == other

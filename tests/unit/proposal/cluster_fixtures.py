@@ -1,4 +1,4 @@
-"""Small clusters as rows, the real scheduler's mind on them, and what a suggestion comes to once done. No test is here."""
+"""Small clusters as rows, scheduled by the real scheduling cycle, and the effect of each suggested remedy. No tests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def rich(name: str = "t1") -> Tenant:
 
 
 class Result(NamedTuple):
-    """What a scheduler would do at once: who is bound or reserved where, and why the rest waits."""
+    """The proposals of one scheduling cycle: replicas bound or reserved by node, and the reasons of those that wait."""
 
     bound: dict[str, str]
     reserved: dict[str, tuple[str, ...]]
@@ -66,22 +66,22 @@ class Result(NamedTuple):
 
 
 class Cluster:
-    """Rows of one scope. `with_` answers another; nothing changes in place."""
+    """Rows of one scope. `with_` returns a changed copy; nothing changes in place."""
 
-    def __init__(self, *things: AnyObject) -> None:
-        self.things = {key(thing): thing for thing in things}
+    def __init__(self, *objects: AnyObject) -> None:
+        self.objects = {key(obj): obj for obj in objects}
 
-    def with_(self, *things: AnyObject, drop: Iterable[str] = ()) -> Cluster:
-        left = {name: thing for name, thing in self.things.items() if name not in set(drop)}
-        return Cluster(*left.values(), *things)
+    def with_(self, *objects: AnyObject, drop: Iterable[str] = ()) -> Cluster:
+        left = {name: obj for name, obj in self.objects.items() if name not in set(drop)}
+        return Cluster(*left.values(), *objects)
 
     def of(self, kind: type[Any]) -> list[Any]:
-        return [thing for thing in self.things.values() if isinstance(thing, kind)]
+        return [obj for obj in self.objects.values() if isinstance(obj, kind)]
 
-    # -- putting things there ----------------------------------------------------------------------------------------------
+    # -- building ----------------------------------------------------------------------------------------------------------
 
     def work(self, made: Workload, waiting: int = 1, *, priority: int = 0, on: Iterable[str] = (), **status: Any) -> Cluster:
-        """A workload with its generation, replicas that wait, and replicas that run on these nodes."""
+        """Add a workload with its generation, pending replicas, and replicas that run on the given nodes."""
         meta = made.metadata
         spec = GenerationSpec(workload=meta.name, generation=1, labels=dict(meta.labels), spec=made.spec)
         generation = Generation(metadata=RecordMetadata(name=f"{meta.name}/{1:08d}", tenant=meta.tenant), spec=spec)
@@ -100,10 +100,10 @@ class Cluster:
             status=ReplicaStatus(**{**held, **status}),
         )
 
-    # -- asking ------------------------------------------------------------------------------------------------------------
+    # -- scheduling and explaining -----------------------------------------------------------------------------------------
 
     def view(self, clock: FakeClock | None = None) -> SchedulerView:
-        rows = {name: Row(name, encode(thing), 1) for name, thing in self.things.items()}
+        rows = {name: Row(name, encode(obj), 1) for name, obj in self.objects.items()}
 
         def pages(prefix: str, after: str) -> Iterator[Page]:
             yield Page(tuple(sorted(row for name, row in rows.items() if name.startswith(prefix))), 1, more=False)
@@ -137,9 +137,9 @@ class Cluster:
     def bound(self, workload: str = "w") -> int:
         return sum(name.startswith(f"replica/t1/{workload}-") for name in self.scheduled().bound)
 
-    # -- doing what was suggested ------------------------------------------------------------------------------------------
+    # -- applying a remedy -------------------------------------------------------------------------------------------------
 
-    def done(self, unblock: Remedy, workload: str = "w") -> Cluster:
+    def with_remedy(self, unblock: Remedy, workload: str = "w") -> Cluster:
         cluster = self
         for change in unblock.changes:
             cluster = cluster._do(change, workload)
@@ -150,7 +150,7 @@ class Cluster:
             case "quota":
                 return self._raised(change)
             case "grant":
-                grant = self.things[f"grant/{change.what}"]
+                grant = self.objects[f"grant/{change.what}"]
                 assert isinstance(grant, Grant)
                 status = replace(grant.status, phase=GrantPhase.LIVE, deadline=Deadline(boot=NOW[0], at_ms=NOW[1] + 60_000))
                 return self.with_(replace(grant, status=status))
@@ -159,7 +159,7 @@ class Cluster:
             case "override":
                 return self.with_(drop=[f"override/{change.what}"])
             case "members":
-                made = self.things[f"workload/t1/{workload}"]
+                made = self.objects[f"workload/t1/{workload}"]
                 assert isinstance(made, Workload)
                 return self.with_(*(self.replica(made, 100 + n) for n in range(change.count)))
             case "grow":
@@ -174,20 +174,20 @@ class Cluster:
                 metas = [replace(old.metadata, name=name) for name in names]
                 return self.with_(*(replace(old, metadata=meta, spec=spec, status=health) for meta in metas))
             case "filter":
-                return self._eased(change, workload)
+                return self._relaxed(change, workload)
         raise AssertionError(change.kind)
 
     def _node(self, name: str) -> Node:
-        node = self.things[f"node/{name}"]
+        node = self.objects[f"node/{name}"]
         assert isinstance(node, Node)
         return node
 
     def _raised(self, change: Change) -> Cluster:
         if change.what.startswith("tenant/"):
-            tenant = self.things[change.what]
+            tenant = self.objects[change.what]
             assert isinstance(tenant, Tenant)
             return self.with_(replace(tenant, spec=replace(tenant.spec, quota=tenant.spec.quota + change.amount)))
-        grant = self.things[f"grant/{change.what}"]
+        grant = self.objects[f"grant/{change.what}"]
         assert isinstance(grant, Grant)
         return self.with_(replace(grant, spec=replace(grant.spec, amount=grant.spec.amount + change.amount)))
 
@@ -204,7 +204,7 @@ class Cluster:
         spec = replace(node.spec, capacity=node.spec.capacity + resources, devices=(*node.spec.devices, *new))
         return self.with_(replace(node, spec=spec))
 
-    def _eased(self, change: Change, workload: str) -> Cluster:
+    def _relaxed(self, change: Change, workload: str) -> Cluster:
         match change.what:
             case "node-health":
                 found = [self._node(node) for node in change.nodes]
@@ -240,7 +240,7 @@ class Cluster:
         raise AssertionError(change.what)
 
     def _shrunk(self, workload: str, by: Amount) -> Cluster:
-        """A new generation that asks for less, of which those are that wait; what runs is as it was."""
+        """Give the pending replicas a new generation with smaller requests; running replicas keep theirs."""
         generation = next(one for one in self.of(Generation) if one.spec.workload == workload)
         spec = generation.spec.spec
         spec = replace(spec, template=replace(spec.template, resources=spec.template.resources - by))
@@ -252,9 +252,9 @@ class Cluster:
         )
 
     def _respecced(self, workload: str, **placement: Any) -> Cluster:
-        """Of the same generation, for all of the workload: as it is once it was rolled out."""
+        """Change the placement of the generation in place, as after a finished rollout."""
         generation = next(one for one in self.of(Generation) if one.spec.workload == workload)
-        made = self.things[f"workload/t1/{workload}"]
+        made = self.objects[f"workload/t1/{workload}"]
         assert isinstance(made, Workload)
         where: Placement = replace(made.spec.placement, **placement)
         spec = replace(made.spec, placement=where)
@@ -262,7 +262,7 @@ class Cluster:
 
 
 def smaller(unblock: Remedy) -> Iterator[Remedy]:
-    """Everything that is less than this, by the least there is."""
+    """Every remedy that is smaller than this one by the least step."""
     for at, change in enumerate(unblock.changes):
         rest = [*unblock.changes[:at], *unblock.changes[at + 1 :]]
         if change.kind in ("quota", "grow", "shrink"):

@@ -1,7 +1,4 @@
-"""A scheduler's mind before a real authority, step by step: it is told what was committed only when a test says so.
-
-No test is in here.
-"""
+"""A scheduling cycle before a real authority, step by step: it sees commits only when a test lets it. No tests."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from remit.proposal.cycle import Cycle
 from remit.proposal.proposals import Proposal
 from remit.proposal.queue.class_queues import QueueWait
 from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, furnished, run, workload
-from tests.properties.test_scheduler_view import listed, told
+from tests.properties.test_scheduler_view import events_after, listed
 
 ROUNDS_MAX = 200
 
 
-class Mind:
-    """One scheduler over one scope. `limit` is how many replicas it tries at once."""
+class CycleFixture:
+    """One scheduling cycle over one scope. `limit` is the number of replicas that it tries at once."""
 
     def __init__(self, scope: Scope, *, limit: int = 100, **shape: Any) -> None:
         self.scope, self.limit = scope, limit
@@ -33,15 +30,15 @@ class Mind:
         self._shape = shape
         self.proposed: list[Proposal] = []
         self._by: dict[int, Cycle] = {}
-        """By the identity of a proposal: who made it, and so whom its answer goes to."""
+        """The cycle that made each proposal, by the proposal's identity: its verdicts go to that cycle."""
         self.answered: list[tuple[AnyClaim, Verdict]] = []
         self.cycle = self._cycle()
 
     def _cycle(self) -> Cycle:
         return Cycle(self.view, lambda most: 0, f"s-{len(self.proposed)}", **self._shape)
 
-    def deposed(self) -> None:
-        """Its term ends, and another begins on the same view."""
+    def depose(self) -> None:
+        """End the current term and start another on the same view."""
         self.cycle.step_down()
         self.cycle = self._cycle()
 
@@ -54,25 +51,25 @@ class Mind:
 
     # -- steps -------------------------------------------------------------------------------------------------------------
 
-    async def see(self) -> None:
-        """Everything that was committed; the first time, by a list."""
+    async def sync(self) -> None:
+        """Apply everything committed to the view; the first time, by a list."""
         store = self.scope.store.inner
         if self.view.head is None:
             await listed(self.view, store)
         else:
-            for event in await told(store, self.view.revision):
+            for event in await events_after(store, self.view.revision):
                 self.view.apply(event)
 
-    def hear(self) -> None:
+    def notify(self) -> None:
         self.cycle.on_changes(self.now_ms, self.authority())
 
     def propose(self) -> Proposal:
-        """On what it has heard; nothing is asked."""
-        self.hear()
+        """Propose on the changes seen so far; nothing is submitted."""
+        self.notify()
         made = self.cycle.propose(self.now_ms, self.limit)
         self._by[id(made)] = self.cycle
         self.proposed.append(made)
-        self.checked()
+        self.assert_consistent()
         return made
 
     async def ask(self, made: Proposal) -> list[Verdict]:
@@ -80,44 +77,44 @@ class Mind:
             return []
         return await self.scope.ask(self.scope.actors["scheduler"], *made.claims, evidence=made.evidence)
 
-    def learn(self, made: Proposal, verdicts: Sequence[Verdict]) -> bool:
-        """Is it the cycle in office that is told?"""
+    def deliver(self, made: Proposal, verdicts: Sequence[Verdict]) -> bool:
+        """Deliver the verdicts; return whether the proposing cycle is still in office."""
         self.answered += zip(made.claims, verdicts, strict=True)
         self._by[id(made)].on_verdicts(made, verdicts, self.now_ms)
         return self._by[id(made)] is self.cycle
 
-    def unanswered(self, made: Proposal) -> None:
+    def deliver_no_answer(self, made: Proposal) -> None:
         self._by[id(made)].on_no_answer(made, self.now_ms)
 
-    async def turn(self) -> Proposal:
-        """See, propose, ask, learn."""
-        await self.see()
+    async def run_cycle(self) -> Proposal:
+        """Sync, propose, submit, deliver."""
+        await self.sync()
         made = self.propose()
-        self.learn(made, await self.ask(made))
+        self.deliver(made, await self.ask(made))
         return made
 
     async def settle(self) -> None:
-        """Turn after turn until nothing more is proposed; a backoff is sat out."""
+        """Run cycles until nothing more is proposed; backoffs are waited out."""
         for _ in range(ROUNDS_MAX):
-            made = await self.turn()
-            await self.see()
-            self.hear()
+            made = await self.run_cycle()
+            await self.sync()
+            self.notify()
             if not made and not self.cycle.backlog.active:
                 held = any(not wait.unblock_events for _, wait in self.cycle.backlog.waiting())
                 if not held:
-                    self.checked()
+                    self.assert_consistent()
                     return
                 self.scope.clock.at_ms += 500
-        raise AssertionError(f"it does not come to rest: {list(self.cycle.backlog.waiting())}")
+        raise AssertionError(f"it does not settle: {list(self.cycle.backlog.waiting())}")
 
-    def checked(self) -> None:
+    def assert_consistent(self) -> None:
         found = list(recompute(self.view))
         assert not found, "\n".join(found)
 
-    # -- what came of it ---------------------------------------------------------------------------------------------------
+    # -- results -----------------------------------------------------------------------------------------------------------
 
     def where(self, name: str = "") -> dict[str, str]:
-        """Who holds room where, by the name of a replica."""
+        """Nodes of the replicas that hold capacity, by replica name."""
         found = {}
         for key, (_, row) in sorted(self.scope.checker.rows.items()):
             status = row.get("status", {}) if key.startswith("replica/") else {}
@@ -131,7 +128,7 @@ class Mind:
 
     def wait(self, name: str, tenant: str = "t1") -> QueueWait | None:
         line = self.cycle.backlog.queue_of(self.slot(name, tenant))
-        assert line is not None, f"{name} is in no line"
+        assert line is not None, f"{name} is in no queue"
         return line.wait
 
     def reason(self, name: str, tenant: str = "t1") -> str:
@@ -144,7 +141,7 @@ class Mind:
 
 
 def binds(made: Proposal) -> dict[str, str]:
-    """Which replica a proposal puts where, gangs included."""
+    """The node of each replica that a proposal binds, gangs included."""
     found = {}
     for claim in made.claims:
         for bind in claim.members if isinstance(claim, BindGang) else (claim,):
@@ -157,40 +154,40 @@ def reserves(made: Proposal) -> list[Reserve]:
     return [claim for claim in made.claims if isinstance(claim, Reserve)]
 
 
-def minds(test: Callable[[Mind], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run an async test on a mind over a furnished scope: n1 (zone a, two GPUs) and n2 (zone b), four cores each."""
+def cycle_test(test: Callable[[CycleFixture], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run an async test on a cycle over a prepared scope: n1 (zone a, two GPUs) and n2 (zone b), four cores each."""
 
-    def tell() -> None:
-        async def whole() -> None:
+    def run_test() -> None:
+        async def scenario() -> None:
             scope = await furnished()
             try:
-                await test(Mind(scope))
+                await test(CycleFixture(scope))
             finally:
                 await scope.close()
 
-        run(whole())
+        run(scenario())
 
-    tell.__name__, tell.__doc__, tell.__module__ = test.__name__, test.__doc__, test.__module__
-    return tell
-
-
-# -- short ways to say the usual things ------------------------------------------------------------------------------------
+    run_test.__name__, run_test.__doc__, run_test.__module__ = test.__name__, test.__doc__, test.__module__
+    return run_test
 
 
-async def want(scope: Scope, name: str, count: int = 1, cpu: str = "1", **shape: Any) -> None:
-    """So many pending replicas of a new workload."""
+# -- builders --------------------------------------------------------------------------------------------------------------
+
+
+async def create_pending(scope: Scope, name: str, count: int = 1, cpu: str = "1", **shape: Any) -> None:
+    """Create a workload with `count` pending replicas."""
     owner = shape.get("owner", "t1")
     await scope.must(USER, Apply(workload(name, cpu, max(count, shape.pop("replicas", 0)), **shape)))
     if count:
         await scope.must(scope.actors["workloads"], Spawn(owner, name, 1, 0, count))
 
 
-async def nodes(scope: Scope, *things: Node) -> None:
-    """More nodes, ready to take work."""
-    await scope.acquire(*(f"agent/{thing.metadata.name}" for thing in things))
-    await scope.must(OPERATOR, *(Apply(thing) for thing in things))
-    for thing in things:
-        await mark(scope, thing.metadata.name, NodeHealth.READY)
+async def nodes(scope: Scope, *new_nodes: Node) -> None:
+    """Add nodes and mark them ready."""
+    await scope.acquire(*(f"agent/{node_.metadata.name}" for node_ in new_nodes))
+    await scope.must(OPERATOR, *(Apply(node_) for node_ in new_nodes))
+    for node_ in new_nodes:
+        await mark(scope, node_.metadata.name, NodeHealth.READY)
 
 
 async def mark(scope: Scope, name: str, health: NodeHealth) -> None:
@@ -208,9 +205,9 @@ async def rank(scope: Scope, name: str, value: int, *, preempts: bool = True) ->
     await scope.must(OPERATOR, Apply(made))
 
 
-def refused(mind: Mind) -> list[str]:
+def refused(mind: CycleFixture) -> list[str]:
     return [str(verdict.code) for _, verdict in mind.answered if isinstance(verdict, Refused)]
 
 
-def accepted(mind: Mind) -> int:
+def accepted(mind: CycleFixture) -> int:
     return sum(isinstance(verdict, Accepted) for _, verdict in mind.answered)

@@ -1,4 +1,4 @@
-"""Is what is recorded of a decision what was seen, and never too much of it?"""
+"""Decision records: what the scheduler saw, in bounded size."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import msgspec
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.proposals import MEMBERS_MAX, SURVEY_AGE_MS_MAX, DecisionOutcome, DecisionRecorder, nearest_node
 from remit.proposal.quota import quota_source
-from tests.unit.observation.row_fixtures import Told, ready, replica, tenant, work
+from tests.unit.observation.row_fixtures import ViewFixture, ready, replica, tenant, work
 
 BYTES_MAX = 64 << 10
 
 
-def scene(count: int = 1) -> tuple[Told, DecisionRecorder, Kernel]:
+def scene(count: int = 1) -> tuple[ViewFixture, DecisionRecorder, Kernel]:
     made = work("a", replicas=max(count, 3))
-    t = Told(ready("n1"), ready("n2", "1"), tenant("t1", "7"), *made, *(replica("a", i) for i in range(count)))
+    t = ViewFixture(ready("n1"), ready("n2", "1"), tenant("t1", "7"), *made, *(replica("a", i) for i in range(count)))
     return t, DecisionRecorder(t.view, "s-1"), Kernel(t.view.columns, t.view.peers)
 
 
-def test_a_record_says_what_was_seen_and_what_was_left() -> None:
+def test_record_contains_survey_and_remaining_quota() -> None:
     t, decisions, kernel = scene()
     one = kernel.class_for("a", t.view.shapes.requirements_of(t.shape("a")))
     seen = decisions.survey(kernel, one, 0)
@@ -30,13 +30,13 @@ def test_a_record_says_what_was_seen_and_what_was_left() -> None:
         quota_source=quota_source(t.view, "t1", 0),
         survey=seen,
     )
-    said = made[0].decision
-    assert (said.replicas, said.verdict, said.attempt) == ({"t1/a-0": "n1"}, "bound", 2)
-    assert (said.nodes, said.fits, said.grant, said.left["cpu"]) == (2, 2, "tenant/t1", 7000)
-    assert [candidate.node for candidate in said.candidates] == ["n1", "n2"]
+    decision = made[0].decision
+    assert (decision.replicas, decision.verdict, decision.attempt) == ({"t1/a-0": "n1"}, "bound", 2)
+    assert (decision.nodes, decision.fits, decision.grant, decision.left["cpu"]) == (2, 2, "tenant/t1", 7000)
+    assert [candidate.node for candidate in decision.candidates] == ["n1", "n2"]
 
 
-def test_many_equal_ones_make_a_few_records_and_each_is_small() -> None:
+def test_many_equal_replicas_make_few_small_records() -> None:
     t, decisions, _ = scene(3 * MEMBERS_MAX + 1)
     made = decisions.records(
         "t1", [t.slot(f"a-{i}") for i in range(3 * MEMBERS_MAX + 1)], DecisionOutcome("waiting"), attempt=1
@@ -46,18 +46,18 @@ def test_many_equal_ones_make_a_few_records_and_each_is_small() -> None:
     assert max(len(msgspec.json.encode(one)) for one in made) < BYTES_MAX
 
 
-def test_the_funnel_is_found_once_in_a_while_unless_it_is_wanted_anew() -> None:
+def test_survey_is_cached_unless_old_or_refreshed() -> None:
     t, decisions, kernel = scene()
     one = kernel.class_for("a", t.view.shapes.requirements_of(t.shape("a")))
     first = decisions.survey(kernel, one, 0)
-    t.tell(replica("a", phase="bound", on="n2"))
+    t.apply(replica("a", phase="bound", on="n2"))
     assert decisions.survey(kernel, one, SURVEY_AGE_MS_MAX) is first
     assert decisions.survey(kernel, one, SURVEY_AGE_MS_MAX, refresh=True).funnel.fits == 1
     assert decisions.survey(kernel, one, 3 * SURVEY_AGE_MS_MAX).revision == t.view.revision
 
 
-def test_what_was_found_out_about_a_class_goes_with_it() -> None:
-    """Else the numbers of thousands of classes that the kernel has given up would be kept alive by their records."""
+def test_survey_is_stored_with_its_class() -> None:
+    """Otherwise records would keep thousands of classes alive that the kernel has dropped."""
     t, decisions, kernel = scene()
     one = kernel.class_for("a", t.view.shapes.requirements_of(t.shape("a")))
     decisions.survey(kernel, one, 0)
@@ -65,7 +65,7 @@ def test_what_was_found_out_about_a_class_goes_with_it() -> None:
     assert not any(value for value in vars(decisions).values() if isinstance(value, dict))
 
 
-def test_names_of_two_terms_differ() -> None:
+def test_record_names_of_two_terms_differ() -> None:
     t, decisions, _ = scene()
     later = DecisionRecorder(t.view, "s-2")
     slots = [t.slot("a-0")]
@@ -73,9 +73,9 @@ def test_names_of_two_terms_differ() -> None:
     assert len(set(names)) == 3
 
 
-def test_the_nearest_node_is_named_with_what_refuses_it() -> None:
+def test_nearest_node_is_named_with_refusing_filter() -> None:
     t, _, kernel = scene()
-    t.tell(*work("big", "5"))
+    t.apply(*work("big", "5"))
     found = nearest_node(kernel, kernel.class_for("big", t.view.shapes.requirements_of(t.shape("big"))))
     assert found is not None
     assert (found.node, found.refused, found.lacks) == ("n1", ("resources",), {"cpu": 1000})

@@ -1,4 +1,4 @@
-"""Does one of several copies schedule, and harm nobody when it is slow, cut off, restarted or deposed? In virtual time."""
+"""Scheduler with several copies in virtual time: one acts, and slow, cut off, restarted or deposed ones do no harm."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from remit.proposal.scheduler import Scheduler, SchedulerTiming
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
 from tests.properties.authority_world import HOUR, OPERATOR, USER, node, tenant, workload
-from tests.unit.client.fake_authority import Passing
+from tests.unit.client.fake_authority import ForwardingEndpoint
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 
-class Wire(Passing):
-    """An endpoint that fails when told: `lose` an answer, `turn` everybody away, or (`away`) all but renewals."""
+class FaultyEndpoint(ForwardingEndpoint):
+    """An endpoint that fails on request: `lose` the answer, `turn` all calls away, or (`away`) all but renewals."""
 
     def __init__(self, authority: Authority) -> None:
         self.target = self.authority = authority
         self.mode = "pass"
-        self.asked: list[Operation] = []
+        self.submitted: list[Operation] = []
 
     async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
         if self.mode in ("turn", "away"):
             raise NotLeader()
         verdicts = await self.authority.submit(operations)
-        self.asked += operations
+        self.submitted += operations
         if self.mode == "lose":
             raise OutcomeUnknown("lost")
         return verdicts
@@ -47,12 +47,12 @@ class Wire(Passing):
         return await self.authority.renew(actor)
 
 
-class Town:
-    """An authority in its store, furnished, and as many schedulers as are wanted."""
+class SchedulerWorld:
+    """An authority with its store, prepared objects, and any number of schedulers."""
 
     def __init__(self, world: World, store: MemoryStore, authority: Authority, group: asyncio.TaskGroup) -> None:
         self.world, self.store, self.authority, self._group = world, store, authority, group
-        self.wires: list[Wire] = []
+        self.wires: list[FaultyEndpoint] = []
         self.failures: list[RetriesExhausted] = []
         self._count = 0
 
@@ -60,13 +60,13 @@ class Town:
         client = AuthorityClient({"a": self.authority}, actor, self.world)
         return await client.submit_many(claims)
 
-    def scheduler(self) -> tuple[Scheduler, Wire, asyncio.Task[None]]:
+    def scheduler(self) -> tuple[Scheduler, FaultyEndpoint, asyncio.Task[None]]:
         self._count += 1
-        wire = Wire(self.authority)
+        wire = FaultyEndpoint(self.authority)
         name = f"s{self._count}"
         client = AuthorityClient({"a": wire}, Actor(name, Role.SCHEDULER), self.world)
-        rhythm = SchedulerTiming(lease_ms=3_000, idle_ms=2_000, batch_max=10)
-        made = Scheduler(self.store, self.store, client, self.world, name=name, timing=rhythm, on_failure=self.failures.append)
+        timing = SchedulerTiming(lease_ms=3_000, idle_ms=2_000, batch_max=10)
+        made = Scheduler(self.store, self.store, client, self.world, name=name, timing=timing, on_failure=self.failures.append)
         return made, wire, self._group.create_task(made.run())
 
     async def want(self, name: str, count: int, cpu: str = "1") -> None:
@@ -86,46 +86,46 @@ class Town:
             await self.world.clock.sleep_ms(50)
 
 
-def town(test: Callable[[Town], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def tell() -> None:
-        async def whole() -> None:
+def scheduler_test(test: Callable[[SchedulerWorld], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run_test() -> None:
+        async def scenario() -> None:
             world, store = virtual_world(), MemoryStore()
             authority = await Authority.take_over(store, scope="r1", holder="a", clock=world.clock, ids=world.ids)
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(authority.run())]
-                made = Town(world, store, authority, group)
+                made = SchedulerWorld(world, store, authority, group)
                 await furnish(made)
                 await test(made)
                 for task in (*running, *group._tasks):
                     task.cancel()
 
-        run_virtually(whole())
+        run_virtually(scenario())
 
-    tell.__name__, tell.__doc__, tell.__module__ = test.__name__, test.__doc__, test.__module__
-    return tell
+    run_test.__name__, run_test.__doc__, run_test.__module__ = test.__name__, test.__doc__, test.__module__
+    return run_test
 
 
-async def furnish(t: Town) -> None:
+async def furnish(t: SchedulerWorld) -> None:
     for lease, role in (("workloads", Role.WORKLOADS), ("node-lifecycle", Role.NODES)):
         await t.ask(Actor(lease[0], role), Acquire(lease, HOUR))
-    things: list[AnyObject] = [tenant("t1", "100"), node("n1", "16"), node("n2", "16")]
-    await t.ask(OPERATOR, *(Apply(thing) for thing in things))
+    objects: list[AnyObject] = [tenant("t1", "100"), node("n1", "16"), node("n2", "16")]
+    await t.ask(OPERATOR, *(Apply(obj) for obj in objects))
     for name in ("n1", "n2"):
         row = await t.store.get(f"node/{name}")
         assert row is not None
         await t.ask(Actor("n", Role.NODES, "node-lifecycle", 1), Mark(name, row.revision, NodeHealth.READY))
 
 
-@town
-async def test_work_is_bound_soon_after_it_comes(t: Town) -> None:
+@scheduler_test
+async def test_new_work_is_bound_within_seconds(t: SchedulerWorld) -> None:
     """L1."""
     t.scheduler()
     await t.want("a", 25)
     await t.bound_within(10_000, 25)
 
 
-@town
-async def test_of_two_copies_one_acts_and_the_other_takes_over_when_it_stops(t: Town) -> None:
+@scheduler_test
+async def test_one_of_two_copies_acts_and_other_takes_over(t: SchedulerWorld) -> None:
     """L8."""
     (first, wire, task), (second, other, _) = t.scheduler(), t.scheduler()
     await t.want("a", 5)
@@ -138,12 +138,12 @@ async def test_of_two_copies_one_acts_and_the_other_takes_over_when_it_stops(t: 
         task.cancel()
     await t.want("b", 5)
     await t.bound_within(30_000, 10)
-    assert not [op for one in (wire, other) for op in one.asked if isinstance(op.claim, Bind) and op.actor.epoch == 0]
+    assert not [op for one in (wire, other) for op in one.submitted if isinstance(op.claim, Bind) and op.actor.epoch == 0]
 
 
-@town
-async def test_answers_are_lost_for_a_while__nothing_is_asked_under_a_second_id(t: Town) -> None:
-    """F01. What was silent is asked again as it was, until it is known."""
+@scheduler_test
+async def test_lost_answers_are_retried_under_same_operation_id(t: SchedulerWorld) -> None:
+    """F01. A claim without an answer is submitted again unchanged until its outcome is known."""
     _, wire, _ = t.scheduler()
     await t.want("a", 3)
     await t.bound_within(10_000, 3)
@@ -152,19 +152,19 @@ async def test_answers_are_lost_for_a_while__nothing_is_asked_under_a_second_id(
     await t.bound_within(10_000, 11)
     while not t.failures:
         await t.world.clock.sleep_ms(10)
-    wire.mode = "away"  # not silent any more; but what was, may have happened
+    wire.mode = "away"  # no longer silent, but earlier claims may have been applied
     await t.world.clock.sleep_ms(25_000)
     wire.mode = "pass"
     await t.world.clock.sleep_ms(10_000)
     ids: dict[tuple[str, int], set[str]] = {}
-    for op in wire.asked:
+    for op in wire.submitted:
         if isinstance(op.claim, Bind):
             ids.setdefault((op.claim.replica, op.claim.at), set()).add(op.id)
     assert all(len(found) == 1 for found in ids.values()), ids
 
 
-@town
-async def test_deposed_while_it_is_cut_off__it_stops_by_itself_and_leaves_no_phantom(t: Town) -> None:
+@scheduler_test
+async def test_cut_off_scheduler_steps_down_without_leaving_assumptions(t: SchedulerWorld) -> None:
     """F16."""
     made, wire, _ = t.scheduler()
     await t.want("a", 3)
@@ -178,41 +178,41 @@ async def test_deposed_while_it_is_cut_off__it_stops_by_itself_and_leaves_no_pha
     await t.bound_within(20_000, 6)
 
 
-def hears(made: Scheduler) -> list[int]:
-    """When the cycle in office hears, from now on."""
+def record_notifications(made: Scheduler) -> list[int]:
+    """Times at which the current cycle is notified, from now on."""
     cycle = made.cycle
     assert cycle is not None
-    heard, hear = list[int](), cycle.on_changes
+    times, original = list[int](), cycle.on_changes
 
-    def noted(now_ms: int, authority: Any) -> None:
-        heard.append(now_ms)
-        hear(now_ms, authority)
+    def recorded(now_ms: int, authority: Any) -> None:
+        times.append(now_ms)
+        original(now_ms, authority)
 
-    cycle.on_changes = noted  # type: ignore[method-assign]
-    return heard
+    cycle.on_changes = recorded  # type: ignore[method-assign]
+    return times
 
 
-@town
-async def test_a_wait_that_is_due_does_not_make_it_spin_while_its_view_is_in_doubt(t: Town) -> None:
+@scheduler_test
+async def test_due_wait_does_not_spin_while_view_is_unconfirmed(t: SchedulerWorld) -> None:
     made, _, _ = t.scheduler()
     await t.want("huge", 1, "99")
     await t.world.clock.sleep_ms(10_000)
-    heard = hears(made)
+    times = record_notifications(made)
     made.view.set_restore_marker(b"another")
-    made.view.set_restore_marker = lambda marker: None  # type: ignore[method-assign]  # and nobody allays it
+    made.view.set_restore_marker = lambda marker: None  # type: ignore[method-assign]  # and the marker is never written
     await t.world.clock.sleep_ms(100_000)
-    assert len(heard) < 2_000
+    assert len(times) < 2_000
 
 
-@town
-async def test_a_wait_that_is_due_does_not_make_it_spin_while_its_view_is_too_old(t: Town) -> None:
-    """It keeps its lease, but sees nothing new; what is due can only be tried on what it has seen."""
+@scheduler_test
+async def test_due_wait_does_not_spin_while_view_is_stale(t: SchedulerWorld) -> None:
+    """It keeps its lease, but sees nothing new; due waits can only be tried on the view it has."""
     made, _, _ = t.scheduler()
     await t.want("huge", 1, "99")
     await t.world.clock.sleep_ms(10_000)
-    heard = hears(made)
+    times = record_notifications(made)
     made.view.apply = lambda event: None  # type: ignore[method-assign]
     made.view.advance = lambda head, revision: None  # type: ignore[method-assign]
     await t.world.clock.sleep_ms(200_000)
     assert made.view.age_ms() > 120_000
-    assert 0 < len(heard) < 4_000
+    assert 0 < len(times) < 4_000

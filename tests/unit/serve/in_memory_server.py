@@ -1,4 +1,4 @@
-"""How is a server asked in a test, without a socket? The real application and a real authority, in memory. No test here."""
+"""The real application and a real authority in memory, queried without a socket. Contains no tests."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Reply:
 
 
 class Api:
-    """One server. `complaints` are the bugs that it told of: a test that expects none looks there."""
+    """One server. `complaints` are the internal errors that it logged; a test that expects any clears them."""
 
-    def __init__(self, app: Application, desk: ServerContext, one: ServerParts, store: Store) -> None:
-        self.app, self.desk, self.serving, self.store = app, desk, one, store
-        self.complaints: list[str] = []
+    def __init__(self, app: Application, server: ServerContext, one: ServerParts, store: Store) -> None:
+        self.app, self.server, self.serving, self.store = app, server, one, store
+        self.internal_errors: list[str] = []
 
     async def ask(
         self,
@@ -63,17 +63,17 @@ class Api:
         token: str | None = "",
         pieces: list[bytes] | None = None,
     ) -> Reply:
-        """`body`: bytes as they are, anything else as JSON. `pieces`: a body that comes in several, unannounced."""
-        told, sent = {"content-type": "application/json"}, _body(body, pieces)
+        """Send `body`: bytes as they are, anything else as JSON. `pieces`: a body in several chunks without a length."""
+        sent_headers, sent = {"content-type": "application/json"}, _body(body, pieces)
         if token is not None:
-            told["authorization"] = f"Bearer {token or _usual(path)}"
+            sent_headers["authorization"] = f"Bearer {token or _default_token(path)}"
         if pieces is None and sent[0]:
-            told["content-length"] = str(len(sent[0]))
+            sent_headers["content-length"] = str(len(sent[0]))
         elif pieces is not None:
-            told["transfer-encoding"] = "chunked"
-        told |= {name.lower(): value for name, value in (headers or {}).items()}
+            sent_headers["transfer-encoding"] = "chunked"
+        sent_headers |= {name.lower(): value for name, value in (headers or {}).items()}
         gathered = _Gathered(sent)
-        await self.app(_scope(method, path, told), gathered.receive, gathered.send)
+        await self.app(_scope(method, path, sent_headers), gathered.receive, gathered.send)
         return Reply(gathered.status, gathered.headers, b"".join(gathered.body))
 
     async def get(self, path: str, **more: Any) -> Reply:
@@ -92,26 +92,26 @@ class Api:
         try:
             yield Watched(watched)
         finally:
-            watched.left.set()
+            watched.closed.set()
             await asyncio.wait({task}, timeout=5)
-            assert task.done(), "a watch goes on although its listener has left"
+            assert task.done(), "the watch continues although its client has disconnected"
             await task
 
 
 class Watched:
     def __init__(self, watching: _Watching) -> None:
         self._watching = watching
-        self._kept = b""
+        self._buffer = b""
 
     async def next(self) -> Any:
         """The next line; None at the end."""
         async with asyncio.timeout(10):
-            while b"\n" not in self._kept:
+            while b"\n" not in self._buffer:
                 piece = await self._watching.pieces.get()
                 if piece is None:
                     return None
-                self._kept += piece
-        first, _, self._kept = self._kept.partition(b"\n")
+                self._buffer += piece
+        first, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(first)
 
     @property
@@ -146,11 +146,11 @@ class _Gathered:
 
 class _Watching:
     def __init__(self) -> None:
-        self.left = asyncio.Event()
+        self.closed = asyncio.Event()
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._asked = False
         self.at_once = 0
-        """How often somebody wanted to send a piece so; every third time it cannot be done, as when a listener is slow."""
+        """Number of attempts to send a piece directly; every third one fails, as for a slow client."""
 
     def piece(self, scope: Any, data: bytes) -> bool:
         self.at_once += 1
@@ -163,7 +163,7 @@ class _Watching:
         if not self._asked:
             self._asked = True
             return {"type": "http.request", "body": b"", "more_body": False}
-        await self.left.wait()
+        await self.closed.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Any) -> None:
@@ -173,8 +173,8 @@ class _Watching:
                 await self.pieces.put(None)
 
 
-def _usual(path: str) -> str:
-    """Of whoever asks there usually."""
+def _default_token(path: str) -> str:
+    """The token that clients of this path normally use."""
     return TOKENS["controllers"] if path in ("/v1/ask", "/v1/claims", "/v1/follow") else TOKEN
 
 
@@ -202,15 +202,24 @@ def _scope(method: str, path: str, headers: Mapping[str, str]) -> dict[str, Any]
 async def api(
     store: Store | None = None, routes: tuple[Route, ...] = ROUTES, *, watchers_max: int = 1_000, lead: bool = True
 ) -> AsyncIterator[Api]:
-    """A server that leads, and whose board has seen that."""
-    world, judging = production(), ThreadOffload("judge")
+    """A server that leads and whose watch cache is current."""
+    world, cpu_offload = production(), ThreadOffload("judge")
     store = MemoryStore() if store is None else store
-    tempo = Timing(BEAT_MS)
-    one = build_server(store, world, scope="test", name="server", heartbeat_ms=BEAT_MS, term_ms=3 * BEAT_MS, timing=tempo)
-    desk = ServerContext(
-        one.standby, store, one.cache, one.component_service, world, cpu_offload=judging, timing=tempo, watches_max=watchers_max
+    timing = Timing(BEAT_MS)
+    one = build_server(store, world, scope="test", name="server", heartbeat_ms=BEAT_MS, term_ms=3 * BEAT_MS, timing=timing)
+    server = ServerContext(
+        one.standby,
+        store,
+        one.cache,
+        one.component_service,
+        world,
+        cpu_offload=cpu_offload,
+        timing=timing,
+        watches_max=watchers_max,
     )
-    asked = Api(Application(routes, desk, lambda what, error: asked.complaints.append(f"{what}: {error!r}")), desk, one, store)
+    client = Api(
+        Application(routes, server, lambda what, error: client.internal_errors.append(f"{what}: {error!r}")), server, one, store
+    )
     running = asyncio.ensure_future(one.run()) if lead else None
     try:
         if lead:
@@ -218,53 +227,55 @@ async def api(
                 while one.standby.leading is None or not one.cache.is_current:  # noqa: ASYNC110 - nothing tells of it
                     await asyncio.sleep(0.005)
                 for role, token in TOKENS.items():
-                    await ensure_bootstrap_token(desk, token, role, subject=role, nodes=["n1"] if role == "agent" else ())
-        yield asked
-        assert not asked.complaints, asked.complaints
+                    await ensure_bootstrap_token(server, token, role, subject=role, nodes=["n1"] if role == "agent" else ())
+        yield client
+        assert not client.internal_errors, client.internal_errors
     finally:
         if running is not None:
             running.cancel()
             await asyncio.wait({running})
-        await judging.close()
+        await cpu_offload.close()
         await world.offload.close()
 
 
-def story(test: Callable[[Api], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """A test that is given a server."""
+def http_test(test: Callable[[Api], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Decorate a test that takes an in-memory server."""
 
     @functools.wraps(test)
     def run() -> None:
         async def main() -> None:
-            async with api() as asked:
-                await test(asked)
+            async with api() as client:
+                await test(client)
 
         asyncio.run(main())
 
-    del run.__wrapped__  # else pytest would ask for a fixture
+    del run.__wrapped__  # otherwise pytest would look for a fixture
     return run
 
 
-def world_of(asked: Api) -> World:
-    return asked.desk.world
+def world_of(client: Api) -> World:
+    return client.server.world
 
 
 def tenant(name: str = "acme", **spec: Any) -> dict[str, Any]:
-    return _thing("Tenant", {"name": name}, {"quota": {"cpu": "100", "memory": "100Gi"}, **spec})
+    return _manifest("Tenant", {"name": name}, {"quota": {"cpu": "100", "memory": "100Gi"}, **spec})
 
 
 def workload(name: str, in_tenant: str = "acme", labels: dict[str, str] | None = None, **spec: Any) -> dict[str, Any]:
     template = {"command": ["/bin/serve"], "resources": {"cpu": "1", "memory": "1Gi"}}
     meta = {"name": name, "tenant": in_tenant, **({"labels": labels} if labels else {})}
-    return _thing("Workload", meta, {"type": "service", "replicas": 1, "template": template, **spec})
+    return _manifest("Workload", meta, {"type": "service", "replicas": 1, "template": template, **spec})
 
 
 def secret(name: str, **data: str) -> dict[str, Any]:
-    return _thing("Secret", {"name": name, "tenant": "acme"}, {"data": data})
+    return _manifest("Secret", {"name": name, "tenant": "acme"}, {"data": data})
 
 
 def node(name: str, **spec: Any) -> dict[str, Any]:
-    return _thing("Node", {"name": name}, {"region": "eu", "zone": "eu-a", "capacity": {"cpu": "8", "memory": "32Gi"}, **spec})
+    return _manifest(
+        "Node", {"name": name}, {"region": "eu", "zone": "eu-a", "capacity": {"cpu": "8", "memory": "32Gi"}, **spec}
+    )
 
 
-def _thing(kind: str, meta: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
+def _manifest(kind: str, meta: dict[str, Any], spec: dict[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "remit/v1", "kind": kind, "metadata": meta, "spec": spec}

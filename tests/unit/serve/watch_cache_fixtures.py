@@ -1,4 +1,4 @@
-"""Small boards of things that an authority might have written, and what a server makes of them. No test is in here."""
+"""Small watch caches with rows that an authority might have written, and the views a server builds of them. No tests."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ T = TypeVar("T")
 HEAD_1 = Head("one", 1, 1, "a", 0, "")
 
 
-class Here:
-    """An offload that does it at once."""
+class InlineOffload:
+    """Runs offloaded work inline."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.call_count = 0
 
     async def _do(self, work: Callable[[], T]) -> T:
-        self.asked += 1
+        self.call_count += 1
         return work()
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]:
@@ -34,32 +34,32 @@ class Here:
         pass
 
 
-class Told:
-    """A board and a store that are told the same, commit by commit."""
+class CacheFixture:
+    """A watch cache and a store that receive the same commits."""
 
-    def __init__(self, *things: AnyObject) -> None:
+    def __init__(self, *objects: AnyObject) -> None:
         self.clock = FakeClock()
         self.board = WatchCache(self.clock)
         self.store = MemoryStore()
-        self.offload = Here()
+        self.offload = InlineOffload()
         self.revision = 1
         self.board.begin_list(HEAD_1, 1)
-        self.board.add_page([Row(key(thing), encode(thing), 1) for thing in things])
+        self.board.add_page([Row(key(obj), encode(obj), 1) for obj in objects])
         self.board.end_list()
 
-    def tell(self, *things: AnyObject, drop: Iterable[str] = ()) -> None:
+    def apply(self, *objects: AnyObject, drop: Iterable[str] = ()) -> None:
         self.revision += 1
-        changes = [RowChange(key(thing), encode(thing), self.revision) for thing in things]
+        changes = [RowChange(key(obj), encode(obj), self.revision) for obj in objects]
         changes += [RowChange(name, None, self.revision) for name in drop]
         self.board.apply(WatchEvent(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD_1))
 
-    async def keep(self, *things: AnyObject, raw: Iterable[tuple[str, bytes]] = ()) -> None:
-        """In the store alone: what a board does not show."""
-        await self.store.commit(Commit(puts=[*((key(thing), encode(thing)) for thing in things), *raw]))
+    async def store_only(self, *objects: AnyObject, raw: Iterable[tuple[str, bytes]] = ()) -> None:
+        """Write to the store alone: rows that the watch cache does not have."""
+        await self.store.commit(Commit(puts=[*((key(obj), encode(obj)) for obj in objects), *raw]))
 
-    def looking(self) -> ViewSnapshots:
+    def view_snapshots(self) -> ViewSnapshots:
         return ViewSnapshots(self.board, self.store, self.clock, self.offload)
 
-    def look(self) -> ViewSnapshot:
+    def view_snapshot(self) -> ViewSnapshot:
         seen = CachedRows(HEAD_1, self.board.revision, dict(self.board.rows))
         return ViewSnapshot(seen, build_view(seen, self.clock), PlacementInputs((self.clock.boot(), self.clock.now_ms())))

@@ -1,4 +1,4 @@
-"""Runs that are pretended: what a run came to, without one."""
+"""Results of simulation runs that did not take place."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from remit.simulate.scenarios import Injection, Scenario
 from remit.simulate.seed_runner import SeedTask
 from remit.simulate.simulation import RunResult
 
-PRETENDED = Scenario("pretended", "nothing is run")
+FAKE_SCENARIO = Scenario("pretended", "nothing is run")
 
 
-def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...] = (), **more: object) -> RunResult:
+def fake_result(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...] = (), **more: object) -> RunResult:
     fields: dict[str, object] = {
         "scenario": "pretended",
         "seed": seed,
@@ -28,7 +28,7 @@ def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...]
         "violations": violations,
         "unknown": (),
         "plan": plan,
-        "effective_scenario": PRETENDED,
+        "effective_scenario": FAKE_SCENARIO,
         "codes": {},
         "operations": {},
         "scheduler_paths": {},
@@ -39,22 +39,22 @@ def pretended(seed: int = 1, *violations: Violation, plan: tuple[Injection, ...]
     return RunResult(**fields)  # type: ignore[arg-type]
 
 
-def broken(check: str = "one_copy", at_s: float = 10.0) -> Violation:
+def violation(check: str = "one_copy", at_s: float = 10.0) -> Violation:
     return Violation(check, "S8", "local", "replica/acme/web-0", "it ran twice", round(at_s * 1000))
 
 
 def perform(task: SeedTask) -> RunResult:
-    return pretended(task.seed)
+    return fake_result(task.seed)
 
 
-def perform_but_die(task: SeedTask) -> RunResult:
-    """Seed 3 takes its process with it."""
+def perform_and_die(task: SeedTask) -> RunResult:
+    """The process of seed 3 kills itself."""
     if task.seed == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-    return pretended(task.seed)
+    return fake_result(task.seed)
 
 
-def perform_but_hang(task: SeedTask) -> RunResult:
+def perform_and_hang(task: SeedTask) -> RunResult:
     if task.seed == 2:
         time.sleep(600)
-    return pretended(task.seed)
+    return fake_result(task.seed)

@@ -1,4 +1,4 @@
-"""Is a failing run made as small as it can be, by running it, and kept in a file that says what is wrong with it?"""
+"""Shrinking: a failing run is reduced by running candidates, and saved as a replay file with its violation."""
 
 from __future__ import annotations
 
@@ -16,116 +16,116 @@ from remit.simulate.faults.fault_schedule import draw_faults
 from remit.simulate.scenarios import BadScenario, Injection, Replay, Scenario, load, names
 from remit.simulate.shrink import NotReproduced, read_replay, save, shrink
 from remit.simulate.simulation import PROCESS_ENDED_CHECK, RunResult
-from tests.unit.simulate.fake_runs import broken, pretended
+from tests.unit.simulate.fake_runs import fake_result, violation
 
 SCENARIO = Scenario("pre tended/x", "nothing is run", duration="5m", heal="3m")
 PLAN = tuple(Injection(number, 3.0 * number, "loss" if number % 2 else "kill-leader", 8.0) for number in range(40))
 
 
-class Pretender:
-    """Fails at `at_s` if these faults are in the plan, and last long enough."""
+class FakeSimulation:
+    """Fails at `at_s` if these faults are in the plan and last long enough."""
 
     def __init__(self, *needed: int, at_s: float = 100.0, lasts_s: float = 0.0, check: str = "one_copy_at_a_time") -> None:
         self.needed, self.at_s, self.lasts_s, self.check = set(needed), at_s, lasts_s, check
-        self.asked: list[tuple[int, ...]] = []
+        self.plans: list[tuple[int, ...]] = []
 
     def __call__(
         self, scenario: Scenario, seed: int, *, plan: tuple[Injection, ...] | None = None, until_s: float | None = None
     ) -> RunResult:
         plan = PLAN if plan is None else plan
         until_s = scenario.duration_s + scenario.heal_s if until_s is None else until_s
-        self.asked.append(tuple(one.number for one in plan))
-        there = {one.number for one in plan if one.lasts_s >= self.lasts_s and one.at_s < until_s}
+        self.plans.append(tuple(one.number for one in plan))
+        present = {one.number for one in plan if one.lasts_s >= self.lasts_s and one.at_s < until_s}
         at_s = self.at_s if self.at_s < scenario.duration_s else scenario.duration_s + 30.0
-        if self.needed <= there and until_s > at_s:
-            return pretended(seed, broken(self.check, at_s), plan=plan, effective_scenario=scenario, simulated_s=at_s)
-        # Something else breaks when one of the needed is missing: it must not be taken for the same.
-        other = (broken("another"),) if self.needed & there else ()
-        return pretended(seed, *other, plan=plan, effective_scenario=scenario, simulated_s=until_s)
+        if self.needed <= present and until_s > at_s:
+            return fake_result(seed, violation(self.check, at_s), plan=plan, effective_scenario=scenario, simulated_s=at_s)
+        # When one of the needed faults is missing another check fails, which must not be taken for the same violation.
+        other = (violation("another"),) if self.needed & present else ()
+        return fake_result(seed, *other, plan=plan, effective_scenario=scenario, simulated_s=until_s)
 
 
-def shrunk(pretender: Pretender, **bounds: Any) -> Any:
-    return shrink(pretender(SCENARIO, 7), simulate=pretender, **bounds)
+def run_shrink(simulation: FakeSimulation, **bounds: Any) -> Any:
+    return shrink(simulation(SCENARIO, 7), simulate=simulation, **bounds)
 
 
-def test_exactly_the_faults_that_it_takes_are_left() -> None:
-    pretender = Pretender(5, 28)
-    found = shrunk(pretender)
+def test_only_necessary_faults_are_left() -> None:
+    simulation = FakeSimulation(5, 28)
+    found = run_shrink(simulation)
     assert [one.number for one in found.replay.plan] == [5, 28]
     assert [one.lasts_s for one in found.replay.plan] == [0.0, 0.0]
     assert found.replay.until_s == pytest.approx(100.002)
     assert found.replay.violation == "one_copy_at_a_time"
     assert found.replay.seed == 7
     assert found.complete
-    assert found.runs == len(pretender.asked) - 1 < 80
+    assert found.runs == len(simulation.plans) - 1 < 80
 
 
-def test_a_run_that_breaks_without_any_fault_says_so_at_once() -> None:
-    found = shrunk(Pretender())
+def test_run_failing_without_faults_is_recognised_at_once() -> None:
+    found = run_shrink(FakeSimulation())
     assert found.replay.plan == ()
     assert found.runs == 2
 
 
-def test_faults_stay_as_long_as_it_takes() -> None:
-    found = shrunk(Pretender(5, lasts_s=3.0))
+def test_fault_durations_are_kept_as_long_as_necessary() -> None:
+    found = run_shrink(FakeSimulation(5, lasts_s=3.0))
     assert [one.lasts_s for one in found.replay.plan] == [4.0]
 
 
-def test_what_waits_for_the_end_of_the_faults_gets_a_shorter_time_of_faults() -> None:
-    found = shrunk(Pretender(5, at_s=320.0))
+def test_liveness_failure_gets_shorter_fault_phase() -> None:
+    found = run_shrink(FakeSimulation(5, at_s=320.0))
     assert found.replay.scenario.duration_s == pytest.approx(24.0)
     assert found.replay.until_s == pytest.approx(54.002)
 
 
-def test_every_candidate_was_run_and_the_last_word_is_a_failing_run() -> None:
-    pretender = Pretender(5, 28)
-    found = shrunk(pretender)
-    again = pretender(found.replay.scenario, 7, plan=found.replay.plan, until_s=found.replay.until_s)
+def test_result_is_last_failing_candidate() -> None:
+    simulation = FakeSimulation(5, 28)
+    found = run_shrink(simulation)
+    again = simulation(found.replay.scenario, 7, plan=found.replay.plan, until_s=found.replay.until_s)
     assert [violation.check for violation in again.violations] == ["one_copy_at_a_time"]
     assert found.run == again
 
 
-def test_the_search_is_bounded_and_what_it_has_then_still_fails() -> None:
-    pretender = Pretender(5, 28)
-    found = shrunk(pretender, runs_max=6)
+def test_search_is_bounded_and_result_still_fails() -> None:
+    simulation = FakeSimulation(5, 28)
+    found = run_shrink(simulation, runs_max=6)
     assert not found.complete
     assert found.runs == 6
     assert {5, 28} <= {one.number for one in found.replay.plan}
     assert len(found.replay.plan) < len(PLAN)
-    assert not shrunk(pretender, cpu_s_max=0.0).complete
+    assert not run_shrink(simulation, cpu_s_max=0.0).complete
 
 
-def test_the_first_is_kept_before_the_search_begins_and_then_every_better_one() -> None:
-    pretender, kept = Pretender(5, 28), list[tuple[int, int]]()
-    found = shrunk(pretender, on_smaller=lambda replay: kept.append((len(pretender.asked), len(replay.plan))))
-    assert kept[0] == (1, len(PLAN))
-    assert [faults for _, faults in kept] == sorted((faults for _, faults in kept), reverse=True)
-    assert kept[-1][1] == len(found.replay.plan) == 2
+def test_each_smaller_replay_is_reported_as_it_is_found() -> None:
+    simulation, reported = FakeSimulation(5, 28), list[tuple[int, int]]()
+    found = run_shrink(simulation, on_smaller=lambda replay: reported.append((len(simulation.plans), len(replay.plan))))
+    assert reported[0] == (1, len(PLAN))
+    assert [faults for _, faults in reported] == sorted((faults for _, faults in reported), reverse=True)
+    assert reported[-1][1] == len(found.replay.plan) == 2
 
 
-def test_a_search_that_is_interrupted_has_what_it_found() -> None:
-    pretender = Pretender(5, 28)
+def test_interrupted_search_returns_best_so_far() -> None:
+    simulation = FakeSimulation(5, 28)
 
-    def impatient(*asked: Any, **more: Any) -> RunResult:
-        if len(pretender.asked) > 8:
+    def interrupted_simulation(*plans: Any, **more: Any) -> RunResult:
+        if len(simulation.plans) > 8:
             raise KeyboardInterrupt
-        return pretender(*asked, **more)
+        return simulation(*plans, **more)
 
-    found = shrink(pretender(SCENARIO, 7), simulate=impatient)
+    found = shrink(simulation(SCENARIO, 7), simulate=interrupted_simulation)
     assert found.interrupted
     assert not found.complete
     assert {5, 28} <= {one.number for one in found.replay.plan}
     assert len(found.replay.plan) < len(PLAN)
 
 
-def test_a_run_that_does_not_fail_again_is_not_deterministic() -> None:
-    first = Pretender()(SCENARIO, 7)
+def test_failure_that_does_not_repeat_raises_not_reproduced() -> None:
+    first = FakeSimulation()(SCENARIO, 7)
     with pytest.raises(NotReproduced, match="seed 7 of pretended did not violate one_copy_at_a_time again"):
-        shrink(first, simulate=Pretender(1_000))
+        shrink(first, simulate=FakeSimulation(1_000))
 
 
-def test_a_replay_is_read_as_it_was_saved(tmp_path: Path) -> None:
-    replay = shrunk(Pretender(5, 28), revision="abc").replay
+def test_replay_file_round_trip(tmp_path: Path) -> None:
+    replay = run_shrink(FakeSimulation(5, 28), revision="abc").replay
     path = save(replay, tmp_path)
     assert path.name == "remit-replay-pre-tended-x-7.json"
     assert read_replay(path) == replay
@@ -134,7 +134,7 @@ def test_a_replay_is_read_as_it_was_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"plan": (Injection(0, 1.0, "meteor", 1.0),)}, "plan[0].kind: there is no fault 'meteor'; available are "),
         ({"plan": (Injection(0, -1.0, "loss", 1.0),)}, "plan[0].at_s: must be from 0 to 300"),
@@ -163,16 +163,16 @@ def test_a_replay_is_read_as_it_was_saved(tmp_path: Path) -> None:
         ({"scenario": replace(SCENARIO, heal="soon")}, "scenario: heal: not a duration"),
     ],
 )
-def test_a_replay_that_cannot_be_run_is_refused_with_its_field(change: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_invalid_replay_is_refused_with_field(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(msgspec.json.encode(replace(Replay(SCENARIO, 1, 10.0, PLAN), **change)))
     with pytest.raises(BadScenario) as refused:
         read_replay(path)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("name", names())
-def test_whatever_was_drawn_is_a_plan_that_may_be_replayed(name: str, tmp_path: Path) -> None:
+def test_every_drawn_plan_can_be_replayed(name: str, tmp_path: Path) -> None:
     scenario = load(name)
     for seed in range(1, 6):
         replay = Replay(scenario, seed, scenario.duration_s, draw_faults(scenario, seed))
@@ -180,12 +180,12 @@ def test_whatever_was_drawn_is_a_plan_that_may_be_replayed(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("check", ["", PROCESS_ENDED_CHECK, *CHECKS, *LIVENESS_CHECKS, *EVENT_CHECKS])
-def test_every_check_may_be_the_one_that_failed(check: str, tmp_path: Path) -> None:
+def test_every_check_is_valid_in_replay(check: str, tmp_path: Path) -> None:
     assert read_replay(save(Replay(SCENARIO, 1, 10.0, (), check), tmp_path)).violation == check
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"seed": 1}', b"\xff\xfe", b'{"scenario": 3}'])
-def test_what_is_no_replay_is_refused(text: bytes, tmp_path: Path) -> None:
+def test_non_replay_file_is_refused(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(text)
     with pytest.raises(BadScenario, match="not a replay"):

@@ -1,4 +1,4 @@
-"""A small world for actors: scopes with two servers each, no faults, and one process that sits where it is told to."""
+"""A small simulated world for actors: scopes with two servers each, no faults, and one process that the test controls."""
 
 from __future__ import annotations
 
@@ -52,23 +52,23 @@ HOUR = Duration(3_600_000)
 
 
 class Listener:
-    """Hears everything: an ear for seats, a witness for stores, a recorder for machines."""
+    """Receives all callbacks: of role contexts, of stores and of machines."""
 
     def __init__(self) -> None:
         self.verdicts: list[tuple[str, str, Verdict]] = []
         self.asked_count = 0
         self.given_up: list[str] = []
 
-    def operation_sent(self, asker: str, scope: str, operation: str) -> None:
+    def operation_sent(self, sender: str, scope: str, operation: str) -> None:
         self.asked_count += 1
 
-    def operation_answered(self, asker: str, scope: str, operation: Operation, verdict: Verdict) -> None:
+    def operation_answered(self, sender: str, scope: str, operation: Operation, verdict: Verdict) -> None:
         self.verdicts.append((scope, operation.id, verdict))
 
-    def operation_abandoned(self, asker: str, scope: str, operation: str) -> None:
+    def operation_abandoned(self, sender: str, scope: str, operation: str) -> None:
         self.given_up.append(operation)
 
-    def lease_renewed(self, asker: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
+    def lease_renewed(self, sender: str, scope: str, lease: str, epoch: int, sent_s: float) -> None:
         return
 
     def revision_observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
@@ -97,8 +97,8 @@ class Listener:
         return found
 
 
-class Scene:
-    """Scopes by name. Every machine has a clock that began elsewhere."""
+class ActorScene:
+    """Scopes by name. Every machine has a clock that started at another time."""
 
     def __init__(self, seed: str, scopes: Sequence[str], *, servers: int = 2) -> None:
         self.seed = seed
@@ -108,7 +108,7 @@ class Scene:
         self.pace = RunTiming()
         self.processes: dict[str, SimProcess] = {}
         self.failed: list[tuple[str, BaseException | None]] = []
-        self.noted: list[tuple[AnyClaim, Verdict]] = []
+        self.recorded_verdicts: list[tuple[AnyClaim, Verdict]] = []
         self.stores = {scope: StoreService(self.loop, self.network, scope, seed, self.listener) for scope in scopes}
         self.servers = {scope: [f"{scope}-s{n}" for n in range(servers)] for scope in scopes}
         for scope in scopes:
@@ -130,7 +130,7 @@ class Scene:
         process.start()
         return process
 
-    def seat(self, process: SimProcess, scope: str) -> RoleContext:
+    def role_context(self, process: SimProcess, scope: str) -> RoleContext:
         return RoleContext(process, self.stores[scope], self.servers[scope], self.listener, self.pace)
 
     def run(self, minutes: float) -> None:
@@ -139,27 +139,27 @@ class Scene:
         assert not self.failed, self.failed
 
     def do(self, scope: str, work: Callable[[RoleContext], Coroutine[Any, Any, T]], *, minutes: float = 2) -> T:
-        """Let a person do something there, to its end."""
-        said: list[T] = []
+        """Run an action as a person in this scope, to its end."""
+        results: list[T] = []
 
         async def main(process: SimProcess) -> None:
-            said.append(await work(self.seat(process, scope)))
+            results.append(await work(self.role_context(process, scope)))
             self.loop.stop()
             await asyncio.Event().wait()
 
         process = self.start(f"person-{len(self.processes)}", main)
         self.run(minutes)
         process.kill()
-        assert said, f"nobody answered within {minutes} minutes"
-        return said[0]
+        assert results, f"no answer within {minutes} minutes"
+        return results[0]
 
     def rows(self, scope: str, prefix: str) -> dict[str, Any]:
-        """What the store has, as its own truth."""
+        """The rows of the store itself."""
         page = run_sync(self.stores[scope].store.range(prefix))
         return {row.key: decode(row.value) for row in page.rows}
 
     def restore(self, scope: str, backup: MemoryBackup, incarnation: str) -> None:
-        """Put a backup in the place of a scope's store, as an operator would: its servers are ended first."""
+        """Replace a scope's store by a backup, as an operator would: its servers are stopped first."""
         for name in self.servers[scope]:
             self.processes[name].kill()
         self.stores[scope].restore(backup, incarnation)
@@ -170,35 +170,35 @@ class Scene:
         return run_sync(cast(MemoryStore, self.stores[scope].store).backup())
 
     def accepted(self, kind: type[Claim]) -> int:
-        """How many claims of a kind were accepted, by the players who noted them."""
-        return sum(1 for claim, verdict in self.noted if isinstance(claim, kind) and isinstance(verdict, Accepted))
+        """Number of accepted claims of a kind, by recorded roles."""
+        return sum(1 for claim, verdict in self.recorded_verdicts if isinstance(claim, kind) and isinstance(verdict, Accepted))
 
-    def note(self, player: SimulatedRole) -> None:
-        """Write down what a player hears."""
-        heard = player.on_verdict
+    def record(self, player: SimulatedRole) -> None:
+        """Record the verdicts that a role receives."""
+        original = player.on_verdict
 
-        def noting(claim: AnyClaim, verdict: Verdict) -> None:
-            self.noted.append((claim, verdict))
-            heard(claim, verdict)
+        def recording(claim: AnyClaim, verdict: Verdict) -> None:
+            self.recorded_verdicts.append((claim, verdict))
+            original(claim, verdict)
 
-        setattr(player, "on_verdict", noting)  # noqa: B010 - one instance's method, for this test only
+        setattr(player, "on_verdict", recording)  # noqa: B010 - one instance's method, for this test only
 
     def finish(self) -> None:
         self.loop.finish()
 
 
-async def must(seat: RoleContext, role: Role, *claims: AnyClaim, lease: str = "") -> list[Accepted]:
-    client = seat.client(Actor("person", role))
+async def must(role_context: RoleContext, role: Role, *claims: AnyClaim, lease: str = "") -> list[Accepted]:
+    client = role_context.client(Actor("person", role))
     if lease:
         taken = await client.submit(Acquire(lease, HOUR))
         assert isinstance(taken, Accepted), taken
         client.actor = Actor("person", role, lease, taken.number)
-    said = []
+    results = []
     for claim in claims:
         verdict = await client.submit(claim)
         assert isinstance(verdict, Accepted), (claim, verdict)
-        said.append(verdict)
-    return said
+        results.append(verdict)
+    return results
 
 
 def tenant(name: str, cpu: int = 100_000, emergency: int = 40_000) -> Apply:
@@ -214,26 +214,26 @@ def node(name: str, region: str, zone: str, *, cpu: int = 8_000, gpus: int = 0) 
     return Apply(Node(metadata=Metadata(name=name, labels={"disk": "ssd"}), spec=spec))
 
 
-async def furnish_region(seat: RoleContext) -> None:
-    region = seat.scope
+async def create_region(role_context: RoleContext) -> None:
+    region = role_context.scope
     nodes = [node(f"{region}-n{n}", region, "ab"[n % 2], gpus=2 if n < 2 else 0) for n in range(4)]
     made = await must(
-        seat, Role.OPERATOR, Apply(Region(metadata=Metadata(name=region), spec=RegionSpec(zones=("a", "b")))), *nodes
+        role_context, Role.OPERATOR, Apply(Region(metadata=Metadata(name=region), spec=RegionSpec(zones=("a", "b")))), *nodes
     )
     marks = [Mark(f"{region}-n{n}", made[n + 1].revision, NodeHealth.READY) for n in range(4)]
-    await must(seat, Role.NODES, *marks, lease="node-lifecycle/person")
+    await must(role_context, Role.NODES, *marks, lease="node-lifecycle/person")
 
 
-async def furnish_upper(seat: RoleContext) -> None:
+async def create_parent_scope(role_context: RoleContext) -> None:
     regions = [Apply(Region(metadata=Metadata(name="r1"), spec=RegionSpec(zones=("a", "b"))))]
-    await must(seat, Role.OPERATOR, *regions, tenant("t1"), tenant("t2"))
+    await must(role_context, Role.OPERATOR, *regions, tenant("t1"), tenant("t2"))
 
 
-async def furnish_work(seat: RoleContext) -> None:
-    """Somebody's work in a region: one replica bound, one that waits."""
+async def create_work(role_context: RoleContext) -> None:
+    """Work in a region: one replica bound, one pending."""
     template = Template(command=("work", "-", "0"), resources=Amount({"cpu": 500}))
     work = Workload(metadata=Metadata(name="w", tenant="t1"), spec=WorkloadSpec(type="service", template=template, replicas=2))
-    await must(seat, Role.OPERATOR, tenant("t1"), Apply(work))
-    spawned = await must(seat, Role.WORKLOADS, Spawn("t1", "w", 1, 0, 2), lease="workloads/person")
-    bind = Bind("replica/t1/w-0", spawned[0].revision, f"{seat.scope}-n0", "tenant/t1")
-    await must(seat, Role.SCHEDULER, bind, lease="scheduler/person")
+    await must(role_context, Role.OPERATOR, tenant("t1"), Apply(work))
+    spawned = await must(role_context, Role.WORKLOADS, Spawn("t1", "w", 1, 0, 2), lease="workloads/person")
+    bind = Bind("replica/t1/w-0", spawned[0].revision, f"{role_context.scope}-n0", "tenant/t1")
+    await must(role_context, Role.SCHEDULER, bind, lease="scheduler/person")

@@ -1,4 +1,4 @@
-"""Does KeyOrder walk as a sorted set would?"""
+"""KeyOrder walks keys like a sorted set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEY = st.text("ab/\0\U0010ffff", min_size=1, max_size=4)
 
 
 @given(st.lists(st.lists(KEY, max_size=6), max_size=8), KEY, st.one_of(st.none(), KEY))
-def test_a_walk_is_the_sorted_set_between_its_ends(batches: list[list[str]], start: str, end: str | None) -> None:
+def test_walk_equals_sorted_keys_in_range(batches: list[list[str]], start: str, end: str | None) -> None:
     order, known = KeyOrder(), set[str]()
     for batch in batches:
         order.add(batch)
@@ -20,7 +20,7 @@ def test_a_walk_is_the_sorted_set_between_its_ends(batches: list[list[str]], sta
         assert list(order.walk(start, end)) == expected
 
 
-def test_what_is_added_during_a_walk_is_not_in_it() -> None:
+def test_key_added_during_walk_is_not_visited() -> None:
     order = KeyOrder(["a", "c"])
     walk = order.walk("", None)
     assert next(walk) == "a"
@@ -29,7 +29,7 @@ def test_what_is_added_during_a_walk_is_not_in_it() -> None:
     assert list(walk) == ["c"]
 
 
-def test_reset_forgets() -> None:
+def test_reset_replaces_all_keys() -> None:
     order = KeyOrder(["a", "b"])
     order.add(["c"])
     order.reset(["b"])

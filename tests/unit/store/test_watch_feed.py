@@ -1,4 +1,4 @@
-"""What does the feed hold, fold and let go of? The parts that a store's contract cannot see."""
+"""Internals of the watch feed that the store contract cannot observe: folding, window, watchers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def transaction(revision: int, *keys: str, head: Head | None = None) -> Transact
     return Transaction(revision, changes)
 
 
-async def no_past(after: int) -> Sequence[Transaction]:
-    raise AssertionError(f"the log was asked for what came after {after}")
+async def no_replay(after: int) -> Sequence[Transaction]:
+    raise AssertionError(f"unexpected replay after {after}")
 
 
-def test_a_fold_keeps_the_last_of_each_key_in_the_order_of_change() -> None:
+def test_fold_keeps_last_change_of_each_key_in_order() -> None:
     fold = EventFold("k", 4)
     for number, keys in enumerate((("k1", "k2", "x"), ("k1",), ("k3", "x")), start=5):
         fold.add(transaction(number, *keys))
@@ -31,7 +31,7 @@ def test_a_fold_keeps_the_last_of_each_key_in_the_order_of_change() -> None:
     assert (event.span, event.head) == (None, None)
 
 
-def test_a_fold_spans_its_heads_and_breaks_where_they_do() -> None:
+def test_fold_spans_consecutive_heads_only() -> None:
     heads = [Head("i", 1, sequence, "w", 1, "") for sequence in (7, 8, 10)]
     fold = EventFold("", 0)
     for number, head in enumerate(heads[:2], start=1):
@@ -43,7 +43,7 @@ def test_a_fold_spans_its_heads_and_breaks_where_they_do() -> None:
     assert fold.can_add(transaction(3, "a"))
 
 
-def test_the_window_is_bounded_in_rows_bytes_and_transactions() -> None:
+def test_feed_window_is_bounded_in_rows_bytes_and_transactions() -> None:
     feed = WatchFeed(0, FeedLimits(window_rows_max=8, window_bytes_max=1_000))
     for revision in range(1, 101):
         feed.publish([transaction(revision, "a", "b")])
@@ -57,10 +57,10 @@ def test_the_window_is_bounded_in_rows_bytes_and_transactions() -> None:
     assert (feed.floor, feed.revision) == (199, 200)
 
 
-def test_a_dropped_watcher_is_forgotten() -> None:
-    async def story() -> None:
+def test_lagging_watcher_is_dropped_with_resync() -> None:
+    async def run_test() -> None:
         feed = WatchFeed(0, FeedLimits(window_rows_max=4, pending_rows_max=4))
-        watcher = feed.watch("", 0, no_past)
+        watcher = feed.watch("", 0, no_replay)
         for revision in range(1, 30):
             feed.publish([transaction(revision, f"k{revision}")])
         assert len(feed._watchers) == 0
@@ -69,15 +69,15 @@ def test_a_dropped_watcher_is_forgotten() -> None:
         except Resync as error:
             assert (error.seen, error.now <= 29) == (0, True)
         else:
-            raise AssertionError("it was not dropped")
+            raise AssertionError("the watcher was not dropped")
 
-    asyncio.run(story())
+    asyncio.run(run_test())
 
 
-def test_a_commit_that_the_log_shows_before_it_is_published_is_told_once() -> None:
-    """The log is read on another thread: it may be one commit ahead of the window."""
+def test_commit_replayed_before_publish_is_delivered_once() -> None:
+    """The log is read by another thread, and may be one commit ahead of the window."""
 
-    async def story() -> None:
+    async def run_test() -> None:
         feed = WatchFeed(5)
         past = [transaction(revision, "a") for revision in range(4, 8)]
 
@@ -95,4 +95,4 @@ def test_a_commit_that_the_log_shows_before_it_is_published_is_told_once() -> No
         seen.append((await waiting).revision)
         assert seen == [4, 5, 6, 7, 8]
 
-    asyncio.run(story())
+    asyncio.run(run_test())

@@ -1,4 +1,4 @@
-"""Does the clock name its boot, and does a sleeper hold out until this clock says so?"""
+"""Boot clock: names its boot, sleeps as long as it says, and formats wall time."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from remit.world.clock import BootClock
 from remit.world.interfaces import BootIdUnavailable
 
 
-def test_instants_are_comparable_between_processes_of_one_boot() -> None:
+def test_times_are_comparable_between_processes_of_one_boot() -> None:
     script = "from remit.world.clock import BootClock; c = BootClock(); print(c.boot(), c.now_ms())"
     before_ms = BootClock().now_ms()
     env = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
-    boot, now_ms = said.stdout.split()
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
+    boot, now_ms = output.stdout.split()
     assert boot == BootClock().boot()
     assert before_ms <= int(now_ms) <= BootClock().now_ms()
 
 
-def test_another_time_namespace_is_another_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_time_namespace_is_other_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = BootClock().boot()
     monkeypatch.setattr(clock, "_TIME_NAMESPACE", tmp_path)
     assert BootClock().boot() == f"{usual}-{tmp_path.stat().st_ino:x}"
@@ -36,9 +36,7 @@ def test_another_time_namespace_is_another_boot(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("text", [None, "\n"])
-def test_a_machine_that_does_not_name_its_boot_is_refused(
-    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_boot_id_raises(text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if text is not None:
         (tmp_path / "boot_id").write_text(text)
     monkeypatch.setattr(clock, "_BOOT_ID", tmp_path / "boot_id")
@@ -46,7 +44,7 @@ def test_a_machine_that_does_not_name_its_boot_is_refused(
         BootClock()
 
 
-def test_a_timer_that_fires_early_does_not_end_a_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timer_firing_early_does_not_end_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     sleep = asyncio.sleep
     now_ns, naps = 10**12, list[float]()
 
@@ -63,8 +61,8 @@ def test_a_timer_that_fires_early_does_not_end_a_sleep(monkeypatch: pytest.Monke
     assert naps == [0, 0.02, 0.001]
 
 
-def test_a_sleeper_wakes_within_a_second_after_a_suspend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """During a suspend CLOCK_BOOTTIME goes on while the loop's timers stand still."""
+def test_sleeper_wakes_within_second_after_suspend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During a suspend CLOCK_BOOTTIME continues while the loop's timers stop."""
     real, sleep = time.clock_gettime_ns, asyncio.sleep
     suspended_ns, naps = 0, list[float]()
 
@@ -81,16 +79,16 @@ def test_a_sleeper_wakes_within_a_second_after_a_suspend(monkeypatch: pytest.Mon
     assert naps == [0, 1.0, 1.0]
 
 
-def test_the_wall_clock_says_what_the_date_is__to_the_millisecond() -> None:
-    told = BootClock()
+def test_wall_clock_has_millisecond_precision() -> None:
+    clock_ = BootClock()
     for _ in range(200):
         before = datetime.now(UTC)
-        said = datetime.fromisoformat(told.wall())
-        assert before - timedelta(milliseconds=1) <= said <= datetime.now(UTC)
+        wall = datetime.fromisoformat(clock_.wall())
+        assert before - timedelta(milliseconds=1) <= wall <= datetime.now(UTC)
 
 
-def test_the_wall_clock_turns_with_the_second__and_may_be_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    told, at_ns = BootClock(), 0
+def test_wall_clock_rolls_over_seconds_and_may_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock_, at_ns = BootClock(), 0
     monkeypatch.setattr(time, "time_ns", lambda: at_ns)
     eve = datetime(2026, 12, 31, 23, 59, 59, tzinfo=UTC)
     second = int(eve.timestamp()) * 1_000_000_000
@@ -102,4 +100,4 @@ def test_the_wall_clock_turns_with_the_second__and_may_be_set_back(monkeypatch: 
         (-1, "2026-12-31T23:59:58.999Z"),
     ):
         at_ns = second + after_ns
-        assert told.wall() == text
+        assert clock_.wall() == text

@@ -1,4 +1,4 @@
-"""Does the one thread keep its promises where only a real thread could break them?"""
+"""Thread offload: keeps its contract under real threads."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from remit.world.concurrency import ThreadOffload
 from remit.world.interfaces import OffloadClosed
 
 
-def test_the_loop_goes_on_while_work_blocks() -> None:
-    async def scene() -> None:
+def test_loop_runs_while_work_blocks() -> None:
+    async def scenario() -> None:
         offload, gate = ThreadOffload(), threading.Event()
         wait = offload(lambda: gate.wait(30))
         await asyncio.sleep(0.01)
@@ -22,16 +22,16 @@ def test_the_loop_goes_on_while_work_blocks() -> None:
         assert await wait
         await offload.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_queued_work_of_a_cancelled_waiter_still_runs_in_its_turn() -> None:
-    """asyncio.wrap_future would have taken it out of the queue."""
+def test_queued_work_of_cancelled_waiter_still_runs_in_order() -> None:
+    """asyncio.wrap_future would have removed it from the queue."""
 
-    told: list[Mapping[str, Any]] = []
+    contexts: list[Mapping[str, Any]] = []
 
-    async def scene() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
         offload, gate, done = ThreadOffload(), threading.Event(), list[str]()
         blocked = offload(lambda: gate.wait(30))
         queued = asyncio.ensure_future(offload(lambda: done.append("commit")))
@@ -42,12 +42,12 @@ def test_queued_work_of_a_cancelled_waiter_still_runs_in_its_turn() -> None:
         assert done == ["commit", "read"]
         await offload.close()
 
-    asyncio.run(scene())
-    assert not told
+    asyncio.run(scenario())
+    assert not contexts
 
 
-def test_all_work_is_on_one_thread_that_is_not_ours() -> None:
-    async def scene() -> None:
+def test_all_work_runs_on_one_separate_thread() -> None:
+    async def scenario() -> None:
         offload, gate, names = ThreadOffload("store"), threading.Event(), list[str]()
 
         def work() -> None:
@@ -62,11 +62,11 @@ def test_all_work_is_on_one_thread_that_is_not_ours() -> None:
         assert set(names) == {"store_0"}
         await offload.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_closing_waits_for_work_that_is_still_blocked() -> None:
-    async def scene() -> None:
+def test_close_waits_for_blocked_work() -> None:
+    async def scenario() -> None:
         offload, gate, done = ThreadOffload(), threading.Event(), list[str]()
 
         def work() -> None:
@@ -79,11 +79,11 @@ def test_closing_waits_for_work_that_is_still_blocked() -> None:
         assert done == ["work"]
         await wait
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_a_failure_that_nobody_waits_for_is_told_to_the_loop() -> None:
-    told: list[Mapping[str, Any]] = []
+def test_failure_without_waiter_is_reported_to_loop() -> None:
+    contexts: list[Mapping[str, Any]] = []
 
     def fail() -> None:
         gate.wait(30)
@@ -91,28 +91,28 @@ def test_a_failure_that_nobody_waits_for_is_told_to_the_loop() -> None:
 
     gate = threading.Event()
 
-    async def scene() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
         offload = ThreadOffload()
         asyncio.ensure_future(offload(fail)).cancel()
         gate.set()
         await offload.close()
 
-    asyncio.run(scene())
-    assert [str(context["exception"]) for context in told] == ["disk gone"]
+    asyncio.run(scenario())
+    assert [str(context["exception"]) for context in contexts] == ["disk gone"]
 
 
-def test_stop_iteration_arrives_as_an_error_and_ends_nothing() -> None:
-    async def scene() -> None:
+def test_stop_iteration_is_raised_as_runtime_error() -> None:
+    async def scenario() -> None:
         offload = ThreadOffload()
         with pytest.raises(RuntimeError, match="StopIteration"):
             await offload(lambda: next(iter(())))
         await offload.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_work_outlives_its_loop() -> None:
+def test_work_outlives_event_loop() -> None:
     offload, gate, done = ThreadOffload(), threading.Event(), threading.Event()
 
     def work() -> None:
@@ -130,10 +130,14 @@ def test_work_outlives_its_loop() -> None:
         asyncio.run(leave())
 
 
-def test_two_may_close_at_once() -> None:
-    async def scene() -> None:
-        offload = ThreadOffload()
-        await offload(lambda: None)
+def test_close_may_be_called_concurrently() -> None:
+    async def scenario() -> None:
+        offload, done = ThreadOffload(), list[str]()
+        wait = offload(lambda: done.append("work"))
         await asyncio.gather(offload.close(), offload.close())
+        assert done == ["work"]
+        await wait
+        with pytest.raises(OffloadClosed):
+            await offload(lambda: done.append("late"))
 
-    asyncio.run(scene())
+    asyncio.run(scenario())

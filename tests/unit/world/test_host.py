@@ -1,4 +1,4 @@
-"""Is what the machine has told as it is, and never more than we may use?"""
+"""Host inventory: correct, and never more than affinity and cgroup limits allow."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ def limited(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
     monkeypatch.setattr(host, "own_groups", lambda: [(CgroupMount(2, places[0], ()), list(places))])
 
 
-def test_no_more_processors_than_affinity_and_every_quota_above_us_allow(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cpu_is_limited_by_affinity_and_every_parent_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outer, inner = tmp_path / "outer", tmp_path / "inner"
     outer.mkdir()
     inner.mkdir()
@@ -40,7 +38,7 @@ def test_no_more_processors_than_affinity_and_every_quota_above_us_allow(
     assert LocalHost(BootClock()).inventory().cpu_milli == 250
 
 
-def test_no_more_memory_than_every_limit_above_us_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_limited_by_every_parent_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, tmp_path)
     whole = LocalHost(BootClock()).inventory().memory_bytes
     assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -51,20 +49,20 @@ def test_no_more_memory_than_every_limit_above_us_allows(tmp_path: Path, monkeyp
     assert LocalHost(BootClock()).inventory().memory_bytes == 1 << 20
 
 
-def test_gpus_by_the_makers_tool_and_by_their_devices() -> None:
+def test_gpus_are_found_by_nvidia_smi_and_devices() -> None:
     text = "0, NVIDIA A10, 23028\n1, NVIDIA A10, [N/A]\nsome warning\n"
     assert parse_nvidia_smi(text) == (Gpu("gpu-0", "NVIDIA A10", 23028 << 20), Gpu("gpu-1", "NVIDIA A10"))
     assert gpus_of_devices(["nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "null"]) == (Gpu("gpu-2"), Gpu("gpu-10"))
 
 
-def test_a_tool_that_fails_hangs_or_is_not_there_says_nothing() -> None:
+def test_failing_hanging_or_missing_tool_returns_nothing() -> None:
     assert tool_output(("/bin/echo", "hello"), timeout_s=5) == "hello\n"
     assert tool_output(("/bin/sh", "-c", "echo half; exit 9"), timeout_s=5) == ""
     assert tool_output(("/bin/sleep", "60"), timeout_s=0.05) == ""
     assert tool_output(("/no/such/tool",), timeout_s=5) == ""
 
 
-def test_a_port_is_given_again_only_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_is_reused_only_after_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     now_ms = [1_000]
     clock = BootClock()
     monkeypatch.setattr(clock, "now_ms", lambda: now_ms[0])
@@ -78,7 +76,7 @@ def test_a_port_is_given_again_only_after_a_while(monkeypatch: pytest.MonkeyPatc
     assert asyncio.run(ports.find_free(1)) == [40_000]
 
 
-def test_a_port_at_which_somebody_listens_is_not_free() -> None:
+def test_port_in_use_is_not_free() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert not port_is_free(port)

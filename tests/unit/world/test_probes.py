@@ -1,4 +1,4 @@
-"""Is every answer judged, also one that never comes, never ends, or is no HTTP at all?"""
+"""Probes: every answer gets a result, including none, endless ones and ones that are not HTTP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def listening(answer: Answer) -> AsyncIterator[int]:
         try:
             await answer(reader, writer)
         except ConnectionError:
-            pass  # the prober has heard enough
+            pass  # the prober has read enough
         finally:
             writer.close()
 
@@ -30,15 +30,15 @@ async def listening(answer: Answer) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
 
 
-def probed(answer: Answer, path: str = "/", timeout_ms: int = 5_000) -> ProbeResult:
-    async def scene() -> ProbeResult:
+def probe(answer: Answer, path: str = "/", timeout_ms: int = 5_000) -> ProbeResult:
+    async def scenario() -> ProbeResult:
         async with listening(answer) as port:
             return await SocketProber(BootClock()).http("127.0.0.1", port, path, timeout_ms=timeout_ms)
 
-    return asyncio.run(scene())
+    return asyncio.run(scenario())
 
 
-def saying(text: bytes) -> Answer:
+def respond(text: bytes) -> Answer:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(text)
@@ -48,7 +48,7 @@ def saying(text: bytes) -> Answer:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "result"),
     [
         (b"HTTP/1.1 200 OK\r\n\r\n", ProbeResult(ok=True, detail="status 200 OK")),
         (b"HTTP/1.0 204\r\n\r\n", ProbeResult(ok=True, detail="status 204")),
@@ -62,11 +62,11 @@ def saying(text: bytes) -> Answer:
         (b"x" * (4 * HEAD_BYTES_MAX), ProbeResult(ok=False, detail="the answer is not HTTP")),
     ],
 )
-def test_an_answer_is_judged_by_its_first_line(text: bytes, told: ProbeResult) -> None:
-    assert probed(saying(text)) == told
+def test_answer_is_judged_by_status_line(text: bytes, result: ProbeResult) -> None:
+    assert probe(respond(text)) == result
 
 
-def test_a_body_without_an_end_is_not_read() -> None:
+def test_endless_body_is_not_read() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
         while True:
@@ -74,41 +74,41 @@ def test_a_body_without_an_end_is_not_read() -> None:
             await writer.drain()
 
     began_s = time.monotonic()
-    assert probed(answer) == ProbeResult(ok=True, detail="status 200 OK")
+    assert probe(answer) == ProbeResult(ok=True, detail="status 200 OK")
     assert time.monotonic() - began_s < 20
 
 
-def test_one_that_says_nothing_or_drips_is_given_up_in_time() -> None:
+def test_silent_or_dripping_server_is_given_up_in_time() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(5)
 
-    async def drips(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def dripping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
             writer.write(b"x")
             await writer.drain()
             await asyncio.sleep(0.01)
 
-    for answer in (silent, drips):
+    for answer in (silent, dripping):
         began_s = time.monotonic()
-        assert probed(answer, timeout_ms=150) == ProbeResult(ok=False, detail="no answer within 150 ms")
+        assert probe(answer, timeout_ms=150) == ProbeResult(ok=False, detail="no answer within 150 ms")
         assert time.monotonic() - began_s < 4.5
 
 
 @pytest.mark.parametrize("path", ["x", "/a b", "/a\r\nX-Evil: 1", "/\0", ""])
-def test_a_path_that_would_say_more_than_a_path_is_not_asked(path: str) -> None:
-    told = asyncio.run(SocketProber(BootClock()).http("127.0.0.1", 1, path, timeout_ms=100))
-    assert told == ProbeResult(ok=False, detail="the probe path is invalid")
+def test_invalid_probe_path_is_not_sent(path: str) -> None:
+    result = asyncio.run(SocketProber(BootClock()).http("127.0.0.1", 1, path, timeout_ms=100))
+    assert result == ProbeResult(ok=False, detail="the probe path is invalid")
 
 
-def test_the_question_is_one_that_servers_take() -> None:
-    heard: list[bytes] = []
+def test_probe_request_is_valid_http() -> None:
+    requests: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
 
-    assert probed(answer, "/healthz?deep=1").ok
-    lines = heard[0].decode().split("\r\n")
+    assert probe(answer, "/healthz?deep=1").ok
+    lines = requests[0].decode().split("\r\n")
     assert lines[0] == "GET /healthz?deep=1 HTTP/1.1"
     assert any(line.startswith("Host: 127.0.0.1:") for line in lines)
     assert "Connection: close" in lines

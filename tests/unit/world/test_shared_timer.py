@@ -1,4 +1,4 @@
-"""Is everybody told whose time is over, once, soon, and nobody else?"""
+"""Shared timer: every entry expires once, soon after its time, and cancelled ones never."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from remit.world.clock import TICK_S, BootClock, SharedTimeout, SharedTimer
 from tests.unit.world.virtual_world import VirtualLoop
 
 
-class One:
+class RecordingEntry:
     due_s = 0.0
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self.told: list[float] = []
+        self.expirations: list[float] = []
 
     def expired(self) -> None:
-        self.told.append(self._loop.time())
+        self.expirations.append(self._loop.time())
 
 
 @pytest.fixture
@@ -31,97 +31,97 @@ def loop() -> Iterator[VirtualLoop]:
         made.close()
 
 
-def test_each_is_told_when_its_time_is_over_and_those_let_go_never(loop: VirtualLoop) -> None:
-    patience, start_s = SharedTimer(loop), loop.time()
-    waits = {30.0: One(loop), 6.0: One(loop), 6.1: One(loop), 75.0: One(loop)}
-    gone = One(loop)
+def test_entries_expire_at_their_time_and_cancelled_ones_never(loop: VirtualLoop) -> None:
+    timer, start_s = SharedTimer(loop), loop.time()
+    waits = {30.0: RecordingEntry(loop), 6.0: RecordingEntry(loop), 6.1: RecordingEntry(loop), 75.0: RecordingEntry(loop)}
+    cancelled = RecordingEntry(loop)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         for for_s, one in waits.items():
-            patience.schedule(one, for_s)
-        patience.schedule(gone, 10.0)
-        patience.cancel(gone)
-        patience.cancel(gone)
+            timer.schedule(one, for_s)
+        timer.schedule(cancelled, 10.0)
+        timer.cancel(cancelled)
+        timer.cancel(cancelled)
         await asyncio.sleep(100)
 
-    loop.run_until_complete(scene())
+    loop.run_until_complete(scenario())
     for for_s, one in waits.items():
-        (told_s,) = one.told
-        assert start_s + for_s <= told_s <= start_s + for_s + TICK_S
-    assert gone.told == []
+        (expired_s,) = one.expirations
+        assert start_s + for_s <= expired_s <= start_s + for_s + TICK_S
+    assert cancelled.expirations == []
 
 
-def test_whoever_is_kept_again_waits_anew(loop: VirtualLoop) -> None:
-    patience, one, start_s = SharedTimer(loop), One(loop), loop.time()
+def test_rescheduled_entry_waits_anew(loop: VirtualLoop) -> None:
+    timer, one, start_s = SharedTimer(loop), RecordingEntry(loop), loop.time()
 
-    async def scene() -> None:
+    async def scenario() -> None:
         for _ in range(5):
-            patience.schedule(one, 10.0)
+            timer.schedule(one, 10.0)
             await asyncio.sleep(9)
         await asyncio.sleep(10)
 
-    loop.run_until_complete(scene())
-    (told_s,) = one.told
-    assert told_s == pytest.approx(start_s + 36 + 10, abs=TICK_S)
+    loop.run_until_complete(scenario())
+    (expired_s,) = one.expirations
+    assert expired_s == pytest.approx(start_s + 36 + 10, abs=TICK_S)
 
 
-def test_one_that_another_lets_go_at_that_moment_is_not_told(loop: VirtualLoop) -> None:
-    patience, other = SharedTimer(loop), One(loop)
+def test_entry_cancelled_by_another_at_expiry_does_not_expire(loop: VirtualLoop) -> None:
+    timer, other = SharedTimer(loop), RecordingEntry(loop)
 
-    class Jealous(One):
+    class CancellingEntry(RecordingEntry):
         def expired(self) -> None:
-            patience.cancel(other)
-            patience.schedule(self, 10.0)
+            timer.cancel(other)
+            timer.schedule(self, 10.0)
             super().expired()
 
-    jealous = Jealous(loop)
+    canceller = CancellingEntry(loop)
 
-    async def scene() -> None:
-        patience.schedule(jealous, 10.0)
-        patience.schedule(other, 10.0)
+    async def scenario() -> None:
+        timer.schedule(canceller, 10.0)
+        timer.schedule(other, 10.0)
         await asyncio.sleep(25)
 
-    loop.run_until_complete(scene())
-    assert (len(jealous.told), other.told) == (2, [])
+    loop.run_until_complete(scenario())
+    assert (len(canceller.expirations), other.expirations) == (2, [])
 
 
-def test_nothing_ticks_while_nobody_waits(loop: VirtualLoop) -> None:
-    patience, looks = SharedTimer(loop), list[float]()
-    look_at = patience._check_at
+def test_timer_is_idle_while_nothing_waits(loop: VirtualLoop) -> None:
+    timer, checks = SharedTimer(loop), list[float]()
+    original = timer._check_at
 
     def counted(at_s: float) -> None:
-        looks.append(at_s)
-        look_at(at_s)
+        checks.append(at_s)
+        original(at_s)
 
-    patience._check_at = counted  # type: ignore[method-assign]
+    timer._check_at = counted  # type: ignore[method-assign]
 
-    async def scene() -> None:
+    async def scenario() -> None:
         for _ in range(1_000):
-            async with SharedTimeout(patience, 30.0):
+            async with SharedTimeout(timer, 30.0):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(1_000)
 
-    loop.run_until_complete(scene())
-    assert len(looks) == 1  # for the first; when it comes there is nobody
+    loop.run_until_complete(scenario())
+    assert len(checks) == 1  # for the first entry; by then nothing waits
 
 
-def test_a_body_that_takes_too_long_is_cancelled_and_raises(loop: VirtualLoop) -> None:
-    async def scene() -> None:
+def test_body_over_timeout_is_cancelled_and_raises(loop: VirtualLoop) -> None:
+    async def scenario() -> None:
         with pytest.raises(TimeoutError):
             async with BootClock().timeout_ms(30_000):
                 await asyncio.sleep(60)
         task = asyncio.current_task()
         assert task is not None and task.cancelling() == 0
 
-    loop.run_until_complete(scene())
+    loop.run_until_complete(scenario())
 
 
-def test_a_cancellation_from_outside_is_no_timeout(loop: VirtualLoop) -> None:
+def test_outside_cancellation_is_no_timeout(loop: VirtualLoop) -> None:
     async def body() -> None:
         async with BootClock().timeout_ms(30_000):
             await asyncio.sleep(60)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         for late in (False, True):
             task = asyncio.create_task(body())
             await asyncio.sleep(30 if late else 5)
@@ -129,22 +129,22 @@ def test_a_cancellation_from_outside_is_no_timeout(loop: VirtualLoop) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-    loop.run_until_complete(scene())
+    loop.run_until_complete(scenario())
 
 
-def test_what_fails_by_itself_fails_as_it_did(loop: VirtualLoop) -> None:
-    async def scene() -> None:
+def test_other_error_in_body_passes_through(loop: VirtualLoop) -> None:
+    async def scenario() -> None:
         with pytest.raises(KeyError):
             async with BootClock().timeout_ms(30_000):
                 raise KeyError
 
-    loop.run_until_complete(scene())
+    loop.run_until_complete(scenario())
 
 
-def test_one_clock_serves_one_loop_after_another() -> None:
+def test_one_clock_serves_successive_loops() -> None:
     clock = BootClock()
 
-    async def scene() -> None:
+    async def scenario() -> None:
         with pytest.raises(TimeoutError):
             async with clock.timeout_ms(5_000):
                 await asyncio.sleep(6)
@@ -152,6 +152,6 @@ def test_one_clock_serves_one_loop_after_another() -> None:
     for _ in range(2):
         loop = VirtualLoop()
         try:
-            loop.run_until_complete(scene())
+            loop.run_until_complete(scenario())
         finally:
             loop.close()

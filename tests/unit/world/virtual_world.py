@@ -1,6 +1,6 @@
-"""A world whose time passes only while nobody has anything to do: the least that keeps the promises, for tests of this room.
+"""A world with virtual time, the minimum that implements the interfaces, for unit tests.
 
-The simulator has a world of its own; this one injects no fault.
+The simulator has a world of its own; this one injects no faults.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class _LeapingSelector(selectors.SelectSelector):
-    """Where a real loop would wait, time leaps to the end of the wait."""
+    """Where a real loop would wait, virtual time jumps to the end of the wait."""
 
     leap: Callable[[float], None]
 
@@ -62,7 +62,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """Reads the running loop. `pause` is a machine that was suspended: this clock went on, the loop's did not."""
+    """Reads the running loop. `suspend` is a suspended machine: this clock advances, the loop's does not."""
 
     def __init__(self) -> None:
         self._ahead_ms = 0
@@ -92,11 +92,11 @@ class VirtualClock:
 
 
 class VirtualIds:
-    def __init__(self, chance: SeededRandomness) -> None:
-        self._chance = chance
+    def __init__(self, randomness: SeededRandomness) -> None:
+        self._randomness = randomness
 
     def nonce(self) -> str:
-        return "".join(self._chance.choice("abcdefghijklmnopqrstuvwxyz234567") for _ in range(16))
+        return "".join(self._randomness.choice("abcdefghijklmnopqrstuvwxyz234567") for _ in range(16))
 
     def incarnation(self) -> str:
         return self.nonce()[:8]
@@ -121,7 +121,7 @@ class InlineOffload:
 
 
 class NoLink:
-    """A world of one process: nobody else is there."""
+    """A world with a single process."""
 
     async def request(self, to: str, body: bytes, /) -> bytes:
         raise NotSent(f"nobody is at {to}", "use a world with more processes in it")
@@ -130,11 +130,11 @@ class NoLink:
         yield await self.request(to, body)
 
     def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
-        return nullcontext()  # truly: nobody will ever ask
+        return nullcontext()  # nothing ever calls it
 
 
 class NoRunner:
-    """A world in which nothing can be run."""
+    """A world that cannot run processes."""
 
     async def start(self, order: ProcessSpec, /) -> ProcessHandle:
         raise NotStarted("nothing runs here", "use a world with a machine in it")
@@ -183,11 +183,11 @@ class NoProbes:
 
 
 def virtual_world(seed: str = "1") -> World:
-    chance = SeededRandomness(seed)
+    randomness = SeededRandomness(seed)
     return World(
         clock=VirtualClock(),
-        randomness=chance,
-        ids=VirtualIds(chance.stream("ids")),
+        randomness=randomness,
+        ids=VirtualIds(randomness.stream("ids")),
         disk=FileDisk(),
         offload=InlineOffload(),
         link=NoLink(),
@@ -200,10 +200,10 @@ def virtual_world(seed: str = "1") -> World:
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
-    """Raises what `work` raises, and also the first thing that the loop complained about."""
-    complaints: list[Mapping[str, Any]] = []
+    """Raise what `work` raises, or the first error reported to the loop."""
+    errors: list[Mapping[str, Any]] = []
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.get_loop().set_exception_handler(lambda _, told: complaints.append(told))
+        runner.get_loop().set_exception_handler(lambda _, context: errors.append(context))
         result = runner.run(work)
-    assert not complaints, complaints
+    assert not errors, errors
     return result

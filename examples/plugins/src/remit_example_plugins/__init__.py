@@ -1,8 +1,8 @@
-"""Is there power enough in the rack, and which tier is better? A filter and a score, to start your own from.
+"""Example plug-ins: a filter for the power of a rack, and a score for node tiers.
 
-Each is one expression over columns: `site` is all nodes, or those that changed, and the answer is one entry a node, in its
-order. Only the node's own row may matter, for else an answer would be kept after it has become wrong. Of the work, only what
-it needs of a node may: all that needs the same shares one ask, whatever its name and labels are.
+Each is one expression over columns: `site` has all nodes, or those that changed, and the result has one entry per node in the
+same order. The result for a node may depend only on the row of that node, because results are cached per node. Of the
+replica it may depend only on the requirements, because workloads with equal requirements share one `Requirements` object.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from remit.model.claims import Code
 from remit.model.kinds import NodeExpression
 from remit.proposal.placement.plugins import Filter, Score, UnblockEvent
 
-HOT: Final = 4_000
-"""Work that asks for so many thousandths of a processor runs hot; lesser work needs no power that anybody counts."""
+CPU_MIN: Final = 4_000
+"""Replicas that request at least this many thousandths of a CPU are checked."""
 WATTS: Final = 100
-"""What hot work takes for each processor."""
-HAS: Final = "rack-power"
-"""A label of the node: how many watts its rack gives it. A node without it gives none that anybody knows of."""
+"""Power that such a replica needs per CPU."""
+POWER_LABEL: Final = "rack-power"
+"""Node label: the power in watts that the rack provides to the node. Nodes without it are rejected."""
 TIERS: Final = {"gold": 1.0, "silver": 0.5}
-"""The label `tier` of the node, and how good it is; any other is worth nothing."""
+"""Score by the value of the node label `tier`; other values score 0."""
 
 
-def watts(ask: Requirements) -> int:
-    cpu = dict(ask.resources).get("cpu", 0)
-    return -(-cpu * WATTS // 1_000) if cpu >= HOT else 0
+def watts(requirements: Requirements) -> int:
+    cpu = dict(requirements.resources).get("cpu", 0)
+    return -(-cpu * WATTS // 1_000) if cpu >= CPU_MIN else 0
 
 
-def is_hot(ask: Requirements) -> bool:
-    return watts(ask) > 0
+def is_checked(requirements: Requirements) -> bool:
+    return watts(requirements) > 0
 
 
-def rack_power(ask: Requirements, site: NodeView, peers: PeerCounts) -> Any:
-    """At least so many watts: `Gt` compares whole numbers, and a label that is none is no match."""
-    return site.labelled((NodeExpression(key=HAS, operator="Gt", values=(str(watts(ask) - 1),)),))
+def rack_power(requirements: Requirements, site: NodeView, peers: PeerCounts) -> Any:
+    """Accept nodes with enough power. `Gt` compares whole numbers; a label that is not a number does not match."""
+    return site.labelled((NodeExpression(key=POWER_LABEL, operator="Gt", values=(str(watts(requirements) - 1),)),))
 
 
-def tier(ask: Requirements, site: Any) -> Any:
+def tier(requirements: Requirements, site: Any) -> Any:
     return sum(
         worth * site.labelled((NodeExpression(key="tier", operator="In", values=(name,)),)) for name, worth in TIERS.items()
     )
@@ -49,8 +49,8 @@ RACK_POWER: Final = Filter(
     Code.SELECTOR,
     rack_power,
     unblock_events=(UnblockEvent.NODE, UnblockEvent.WORKLOAD),
-    applies=is_hot,
+    applies=is_checked,
     reason="the rack has less power than the workload needs",
 )
 TIER: Final = Score("tier", tier, weight=5, static=True)
-"""Static: what a node is tells it, so it is not asked again when only what is left of the node has changed."""
+"""Static: it depends only on labels, so it is not computed again when only the free capacity of a node changes."""

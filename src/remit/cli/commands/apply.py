@@ -57,20 +57,20 @@ OUTPUT = click.option("-o", "--output", type=click.Choice(["text", "json"]), def
 @FILES
 @OUTPUT
 @server_options()
-def plan(asked: CommandContext, files: tuple[str, ...], output: str) -> None:
+def plan(context: CommandContext, files: tuple[str, ...], output: str) -> None:
     """Show what an apply would change and where new replicas would be placed. Nothing is written.
 
     Placement is simulated with the scheduler's own rules on a copy of the cluster state. Exit codes: 0 if everything would
     succeed, 1 if an object would be refused, 3 if a replica would not be placed.
     """
-    answer = _ask(asked, files)
-    placed = all(one.placement is None or one.placement.placed >= one.placement.wanted for one in answer.items)
+    answer = _ask(context, files)
+    placed = all(item.placement is None or item.placement.placed >= item.placement.wanted for item in answer.items)
     if output == "json":
         _print_json(answer)
     else:
-        _print(answer, asked, placement=True)
-        _print_end(answer, asked, files)
-    sys.exit(FAILED if any(one.action == "refused" for one in answer.items) else OK if placed else NOT_PLACED)
+        _print(answer, context, placement=True)
+        _print_end(answer, context, files)
+    sys.exit(FAILED if any(item.action == "refused" for item in answer.items) else OK if placed else NOT_PLACED)
 
 
 @click.command(
@@ -82,14 +82,14 @@ def plan(asked: CommandContext, files: tuple[str, ...], output: str) -> None:
 @FILES
 @OUTPUT
 @server_options()
-def diff(asked: CommandContext, files: tuple[str, ...], output: str) -> None:
+def diff(context: CommandContext, files: tuple[str, ...], output: str) -> None:
     """Show how manifests differ from the stored objects. Nothing is written.
 
     Exit codes are those of diff(1): 0 if nothing differs, 1 if something differs, 2 if the comparison failed or an object
     would be refused.
     """
     try:
-        answer = _ask(asked, files)
+        answer = _ask(context, files)
     except click.ClickException as error:
         error.show()
         sys.exit(MISUSE)
@@ -98,59 +98,59 @@ def diff(asked: CommandContext, files: tuple[str, ...], output: str) -> None:
     if output == "json":
         _print_json(answer)
     else:
-        _print(answer, asked, placement=False)
-    actions = {one.action for one in answer.items}
+        _print(answer, context, placement=False)
+    actions = {item.action for item in answer.items}
     sys.exit(MISUSE if "refused" in actions else DIFFERS if actions - {"unchanged"} else OK)
 
 
-def _ask(asked: CommandContext, files: tuple[str, ...]) -> PlanAnswer:
+def _ask(context: CommandContext, files: tuple[str, ...]) -> PlanAnswer:
     from remit.cli.local.validate import read_manifests
 
-    things = read_manifests(files, asked.reach.tenant if asked.tenant_said else "")
-    return call_server(asked, lambda api: api.plan(things))
+    objects = read_manifests(files, context.address.tenant if context.tenant_given else "")
+    return call_server(context, lambda api: api.plan(objects))
 
 
 def _print_json(answer: PlanAnswer) -> None:
-    from remit.cli.output.console import until_nobody_reads
+    from remit.cli.output.console import until_broken_pipe
     from remit.cli.output.serialization import json_text
 
-    with until_nobody_reads():
+    with until_broken_pipe():
         sys.stdout.write(json_text(answer))
 
 
 # -- text output ---------------------------------------------------------------------------------------------------------------
 
 
-def _print(answer: PlanAnswer, asked: CommandContext, *, placement: bool) -> None:
-    from remit.cli.output.console import console, until_nobody_reads
+def _print(answer: PlanAnswer, context: CommandContext, *, placement: bool) -> None:
+    from remit.cli.output.console import console, until_broken_pipe
     from remit.cli.session.object_lookup import display_name
 
-    with until_nobody_reads():
-        for one in answer.items:
-            if placement or one.action != "unchanged":
-                show_item(console(), one, display_name(asked, one.kind, one.name, one.tenant), placement=placement)
+    with until_broken_pipe():
+        for item in answer.items:
+            if placement or item.action != "unchanged":
+                show_item(console(), item, display_name(context, item.kind, item.name, item.tenant), placement=placement)
 
 
-def show_item(console: Console, one: PlanItem, path: str, *, placement: bool) -> None:
+def show_item(console: Console, item: PlanItem, path: str, *, placement: bool) -> None:
     from rich.text import Text
 
-    sign, style = SIGNS[one.action]
-    console.print(Text.assemble((escaped(f"{sign} {path}"), f"bold {style}"), f"  {one.action}"), soft_wrap=True)
-    for change in one.diff if one.action != "create" else ():
+    sign, style = SIGNS[item.action]
+    console.print(Text.assemble((escaped(f"{sign} {path}"), f"bold {style}"), f"  {item.action}"), soft_wrap=True)
+    for change in item.diff if item.action != "create" else ():
         show_change(console, change)
-    if one.action == "create" and not placement:
-        for change in one.diff:
+    if item.action == "create" and not placement:
+        for change in item.diff:
             show_change(console, change)
-    if one.problem is not None:
+    if item.problem is not None:
         for text in (
-            one.problem.detail,
-            *(f"{p.field}: {p.message}; {p.cure}" for p in one.problem.problems),
-            one.problem.cure,
+            item.problem.detail,
+            *(f"{p.field}: {p.message}; {p.cure}" for p in item.problem.problems),
+            item.problem.cure,
         ):
             if text:
                 console.print(Text(f"    {escaped(text)}", style="red"), soft_wrap=True)
-    if placement and one.placement is not None:
-        show_placement(console, one.placement)
+    if placement and item.placement is not None:
+        show_placement(console, item.placement)
 
 
 def show_change(console: Console, change: Difference) -> None:
@@ -159,38 +159,40 @@ def show_change(console: Console, change: Difference) -> None:
     before, after = change.before, change.after
     path = escaped(change.path)
     if before is msgspec.UNSET:
-        console.print(Text(f"    + {path}: {value_words(after)}", style="green"), soft_wrap=True)
+        console.print(Text(f"    + {path}: {format_value(after)}", style="green"), soft_wrap=True)
     elif after is msgspec.UNSET:
-        console.print(Text(f"    - {path}: {value_words(before)}", style="red"), soft_wrap=True)
+        console.print(Text(f"    - {path}: {format_value(before)}", style="red"), soft_wrap=True)
     else:
-        line = Text.assemble((f"    ~ {path}: ", "yellow"), (value_words(before), "red"), " -> ", (value_words(after), "green"))
+        line = Text.assemble(
+            (f"    ~ {path}: ", "yellow"), (format_value(before), "red"), " -> ", (format_value(after), "green")
+        )
         console.print(line, soft_wrap=True)
 
 
-def value_words(value: Any) -> str:
+def format_value(value: Any) -> str:
     text = value if isinstance(value, str) and value else msgspec.json.encode(value).decode()
     return escaped(text if len(text) <= VALUE_MAX else text[: VALUE_MAX - 1] + "…")
 
 
-def show_placement(console: Console, found: PlannedPlacement) -> None:
+def show_placement(console: Console, placement: PlannedPlacement) -> None:
     from rich.text import Text
 
     from remit.cli.output.explanations import many
 
-    if not found.wanted:
+    if not placement.wanted:
         return
-    style = "green" if found.placed >= found.wanted else "yellow"
-    nodes = list(found.nodes.items())
-    more = f" and {len(nodes) - NODES_SHOWN} more nodes" if len(nodes) > NODES_SHOWN else ""
+    style = "green" if placement.placed >= placement.wanted else "yellow"
+    nodes = list(placement.nodes.items())
+    more = f" and {many(len(nodes) - NODES_SHOWN, 'more node')}" if len(nodes) > NODES_SHOWN else ""
     where = f": {', '.join(f'{name} {count}' for name, count in nodes[:NODES_SHOWN])}{more}" if nodes else ""
-    told = f"    placement: {found.placed:,} of {many(found.wanted, 'new replica')} would be placed"
-    console.print(Text.assemble((told, style), escaped(where)), soft_wrap=True)
-    waits = found.waits if found.waits is not None else found.stops
-    if found.placed < found.wanted and waits is not None:
-        _show_waits(console, waits)
+    error_text = f"    placement: {placement.placed:,} of {many(placement.wanted, 'new replica')} would be placed"
+    console.print(Text.assemble((error_text, style), escaped(where)), soft_wrap=True)
+    pending = placement.waits if placement.waits is not None else placement.stops
+    if placement.placed < placement.wanted and pending is not None:
+        _show_pending(console, pending)
 
 
-def _show_waits(console: Console, waits: Any) -> None:
+def _show_pending(console: Console, pending: Any) -> None:
     """Print why the remaining replicas stay pending.
 
     `waits` is the JSON of a pending explanation. A placement trial that stopped early returns fewer of its fields, so every
@@ -198,42 +200,42 @@ def _show_waits(console: Console, waits: Any) -> None:
     """
     from rich.text import Text
 
-    from remit.cli.output.explanations import funnel_line, nearest_words, unblock_words
+    from remit.cli.output.explanations import format_nearest, format_remedy, funnel_line
     from remit.model.objects import dec_hook
     from remit.proposal.explain.result_types import FilterFunnel, NearestNodeExplanation, Remedy
 
-    verdict = f" ({waits['verdict']})" if waits.get("verdict") else ""
-    why = f"{waits.get('meaning', '')}; {waits.get('detail', '')}".strip("; ")
+    verdict = f" ({pending['verdict']})" if pending.get("verdict") else ""
+    reason = f"{pending.get('meaning', '')}; {pending.get('detail', '')}".strip("; ")
     console.print(
-        Text.assemble("    the rest is pending: ", (f"{waits.get('reason')}{verdict}", "yellow"), f"  {escaped(why)}"),
+        Text.assemble("    the rest is pending: ", (f"{pending.get('reason')}{verdict}", "yellow"), f"  {escaped(reason)}"),
         soft_wrap=True,
     )
-    if waits.get("passage"):
-        passage = msgspec.convert(waits["passage"], FilterFunnel, dec_hook=dec_hook)
+    if pending.get("passage"):
+        passage = msgspec.convert(pending["passage"], FilterFunnel, dec_hook=dec_hook)
         console.print(Text(f"      {escaped(funnel_line(passage))}"), soft_wrap=True)
-    if waits.get("nearest"):
-        nearest = msgspec.convert(waits["nearest"], NearestNodeExplanation, dec_hook=dec_hook)
-        console.print(Text(f"      nearest fit: {escaped(nearest_words(nearest))}"), soft_wrap=True)
-    for one in waits.get("unblocks") or ():
-        unblock = msgspec.convert(one, Remedy, dec_hook=dec_hook)
-        console.print(Text(f"      unblocks if {escaped(unblock_words(unblock))}"), soft_wrap=True)
+    if pending.get("nearest"):
+        nearest = msgspec.convert(pending["nearest"], NearestNodeExplanation, dec_hook=dec_hook)
+        console.print(Text(f"      nearest fit: {escaped(format_nearest(nearest))}"), soft_wrap=True)
+    for item in pending.get("unblocks") or ():
+        unblock = msgspec.convert(item, Remedy, dec_hook=dec_hook)
+        console.print(Text(f"      unblocks if {escaped(format_remedy(unblock))}"), soft_wrap=True)
 
 
-def _print_end(answer: PlanAnswer, asked: CommandContext, files: tuple[str, ...]) -> None:
-    counts = {word: sum(one.action == word for one in answer.items) for word in SIGNS}
-    told = {"create": "to create", "replace": "to replace", "unchanged": "unchanged", "refused": "refused"}
-    click.echo(", ".join(f"{counts[word]} {said}" for word, said in told.items() if counts[word]) or "nothing to do")
+def _print_end(answer: PlanAnswer, context: CommandContext, files: tuple[str, ...]) -> None:
+    counts = {arg: sum(item.action == arg for item in answer.items) for arg in SIGNS}
+    error_text = {"create": "to create", "replace": "to replace", "unchanged": "unchanged", "refused": "refused"}
+    click.echo(", ".join(f"{counts[arg]} {outcome}" for arg, outcome in error_text.items() if counts[arg]) or "nothing to do")
     if counts["refused"] or not (counts["create"] or counts["replace"]):
         return
-    words = ["remit", "apply", *(word for name in files for word in ("-f", name)), "--if-unchanged", str(answer.revision)]
+    args = ["remit", "apply", *(arg for name in files for arg in ("-f", name)), "--if-unchanged", str(answer.revision)]
     params = click.get_current_context().params
-    words += [
-        word
+    args += [
+        arg
         for name in ("context", "server", "token_file", "tenant")
         if params.get(name)
-        for word in (f"--{name.replace('_', '-')}", params[name])
+        for arg in (f"--{name.replace('_', '-')}", params[name])
     ]
-    click.echo(f"to apply exactly this plan: {escaped(shlex.join(words))}")
+    click.echo(f"to apply exactly this plan: {escaped(shlex.join(args))}")
 
 
 STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
@@ -256,7 +258,7 @@ STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
 @click.option("-o", "--output", type=click.Choice(["text", "json", "name"]), default="text", show_default=True)
 @server_options()
 def apply(
-    asked: CommandContext, files: tuple[str, ...], if_unchanged: int | None, wait: bool, timeout: str, output: str
+    context: CommandContext, files: tuple[str, ...], if_unchanged: int | None, wait: bool, timeout: str, output: str
 ) -> None:
     """Create or replace the objects that manifests declare.
 
@@ -268,17 +270,17 @@ def apply(
     from remit.cli.session.wait_conditions import parse_timeout
 
     timeout_ms = parse_timeout(timeout)
-    things = read_manifests(files, asked.reach.tenant if asked.tenant_said else "")
-    sys.exit(call_server(asked, lambda api: _apply(api, asked, things, if_unchanged, timeout_ms if wait else 0, output)))
+    objects = read_manifests(files, context.address.tenant if context.tenant_given else "")
+    sys.exit(call_server(context, lambda api: _apply(api, context, objects, if_unchanged, timeout_ms if wait else 0, output)))
 
 
 async def _apply(
-    api: Api, asked: CommandContext, things: Sequence[AnyObject], if_unchanged: int | None, wait_ms: int, output: str
+    api: Api, context: CommandContext, objects: Sequence[AnyObject], if_unchanged: int | None, wait_ms: int, output: str
 ) -> int:
-    answer = await api.apply(things, if_unchanged=if_unchanged)
-    show(answer, asked, output)
-    refused = any(one.action == "refused" for one in answer.results)
-    workloads = [one for one in answer.results if one.kind == "Workload" and one.action != "refused"]
+    answer = await api.apply(objects, if_unchanged=if_unchanged)
+    show(answer, context, output)
+    refused = any(result.action == "refused" for result in answer.results)
+    workloads = [result for result in answer.results if result.kind == "Workload" and result.action != "refused"]
     if wait_ms and workloads:
         from remit.cli.session.object_lookup import display_name
         from remit.cli.session.wait_conditions import WorkloadReady, wait_for_goals
@@ -287,29 +289,33 @@ async def _apply(
         await wait_for_goals(
             api,
             [
-                WorkloadReady(one.name, one.tenant, shown=display_name(asked, one.kind, one.name, one.tenant))
-                for one in workloads
+                WorkloadReady(
+                    workload.name,
+                    workload.tenant,
+                    display_name=display_name(context, workload.kind, workload.name, workload.tenant),
+                )
+                for workload in workloads
             ],
             wait_ms,
         )
     return FAILED if refused else OK
 
 
-def show(answer: ApplyAnswer, asked: CommandContext, output: str) -> None:
+def show(answer: ApplyAnswer, context: CommandContext, output: str) -> None:
     from remit.cli.output.serialization import json_text
     from remit.cli.session.object_lookup import display_name
 
     if output == "json":
         sys.stdout.write(json_text(answer))
         return
-    for one in answer.results:
-        path = escaped(display_name(asked, one.kind, one.name, one.tenant))
-        if one.action == "refused":
-            print_problem_answer(path, one.problem)
+    for result in answer.results:
+        path = escaped(display_name(context, result.kind, result.name, result.tenant))
+        if result.action == "refused":
+            print_problem_answer(path, result.problem)
         elif output == "name":
             click.echo(path)
         else:
-            click.echo(f"{path} {click.style(one.action, fg=STYLES.get(one.action))}")
+            click.echo(f"{path} {click.style(result.action, fg=STYLES.get(result.action))}")
 
 
 @click.command(
@@ -330,7 +336,7 @@ def show(answer: ApplyAnswer, asked: CommandContext, output: str) -> None:
 @click.option("--ignore-not-found", is_flag=True, help="Do not fail if an object does not exist.")
 @server_options()
 def delete(
-    asked: CommandContext,
+    context: CommandContext,
     what: tuple[str, ...],
     files: tuple[str, ...],
     selector: str,
@@ -347,27 +353,27 @@ def delete(
     if bool(what) == bool(files):
         raise click.UsageError("give KIND and NAME, or files with -f, but not both")
     timeout_ms = parse_timeout(timeout) if wait else 0
-    kinds, things = ([], _of_files(files, asked)) if files else parse_object_refs(what)
+    kinds, objects = ([], _of_files(files, context)) if files else parse_object_refs(what)
     if kinds and not selector:
         raise click.UsageError(f"no NAME given for {what[0]}; add NAMEs, or select by label with -l")
-    if things and selector:
+    if objects and selector:
         raise click.UsageError("give NAMEs, or select by label with -l, but not both")
-    sys.exit(call_server(asked, lambda api: _delete(api, asked, kinds, things, selector, timeout_ms, ignore_not_found)))
+    sys.exit(call_server(context, lambda api: _delete(api, context, kinds, objects, selector, timeout_ms, ignore_not_found)))
 
 
-def _of_files(files: tuple[str, ...], asked: CommandContext) -> list[ObjectRef]:
+def _of_files(files: tuple[str, ...], context: CommandContext) -> list[ObjectRef]:
     """Return the declared objects in reverse order, so that an object is deleted before the objects it depends on."""
     from remit.cli.local.validate import read_manifests
 
-    things = read_manifests(files, asked.reach.tenant if asked.tenant_said else "")
-    return [ObjectRef(type(thing).__name__, thing.metadata.name, thing.metadata.tenant) for thing in reversed(things)]
+    objects = read_manifests(files, context.address.tenant if context.tenant_given else "")
+    return [ObjectRef(type(obj).__name__, obj.metadata.name, obj.metadata.tenant) for obj in reversed(objects)]
 
 
 async def _delete(
     api: Api,
-    asked: CommandContext,
+    context: CommandContext,
     kinds: Sequence[str],
-    things: Sequence[ObjectRef],
+    refs: Sequence[ObjectRef],
     selector: str,
     timeout_ms: int,
     lenient: bool,
@@ -377,36 +383,36 @@ async def _delete(
     from remit.client.api_caller import ApiError
 
     for kind in kinds:
-        listed = await api.list(class_of(kind), tenant=asked.tenant if is_tenant_scoped(kind) else "", labels=selector)
-        things = [*things, *(ObjectRef(kind, one.metadata.name, one.metadata.tenant) for one in listed.items)]
-    if not things:
+        listed = await api.list(class_of(kind), tenant=context.tenant if is_tenant_scoped(kind) else "", labels=selector)
+        refs = [*refs, *(ObjectRef(kind, item.metadata.name, item.metadata.tenant) for item in listed.items)]
+    if not refs:
         click.echo("no objects match", err=True)
-    failed, going = 0, []
-    for thing in things:
-        if thing.kind == ENDPOINTS:
+    failed, deleted = 0, []
+    for ref in refs:
+        if ref.kind == ENDPOINTS:
             raise click.UsageError("endpoints cannot be deleted, they follow the replicas; delete or scale the workload")
-        tenant = tenant_of(asked, thing)
+        tenant = tenant_of(context, ref)
         try:
-            done = await api.delete(class_of(thing.kind), thing.name, tenant=tenant)
+            done = await api.delete(class_of(ref.kind), ref.name, tenant=tenant)
         except ApiError as error:
             if error.status == NOT_FOUND and lenient:
                 continue
-            told = (
-                await not_found_error(api, asked, thing)
+            error_text = (
+                await not_found_error(api, context, ref)
                 if error.status == NOT_FOUND
-                else command_error(error, display_name_of(asked, thing))
+                else command_error(error, display_name_of(context, ref))
             )
-            click.echo(f"Error: {told.format_message()}", err=True)
+            click.echo(f"Error: {error_text.format_message()}", err=True)
             failed += 1
             continue
-        going.append(ObjectDeleted(thing, tenant, display_name_of(asked, thing)))
-        said = "deleted" if done.action == "deleted" else "marked for deletion; it is deleted once its dependents are gone"
-        click.echo(f"{escaped(display_name_of(asked, thing))} {said}")
-    if timeout_ms and going:
+        deleted.append(ObjectDeleted(ref, tenant, display_name_of(context, ref)))
+        outcome = "deleted" if done.action == "deleted" else "marked for deletion; it is deleted once its dependents are gone"
+        click.echo(f"{escaped(display_name_of(context, ref))} {outcome}")
+    if timeout_ms and deleted:
         from remit.cli.session.wait_conditions import wait_for_goals
 
         sys.stdout.flush()
-        await wait_for_goals(api, going, timeout_ms)
-        for one in going:
-            click.echo(f"{escaped(one.name)} is deleted")
+        await wait_for_goals(api, deleted, timeout_ms)
+        for item in deleted:
+            click.echo(f"{escaped(item.name)} is deleted")
     return FAILED if failed else OK

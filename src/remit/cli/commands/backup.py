@@ -42,7 +42,7 @@ files that the server creates again.
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--force", is_flag=True, help="Overwrite FILE if it exists.")
 @server_options()
-def backup(asked: CommandContext, file: Path, force: bool) -> None:
+def backup(context: CommandContext, file: Path, force: bool) -> None:
     """Copy the store of a running server to FILE.
 
     The copy is consistent as of one revision, and the server keeps serving requests meanwhile. FILE is created only after
@@ -51,7 +51,7 @@ def backup(asked: CommandContext, file: Path, force: bool) -> None:
     """
     if file.exists() and not force:
         raise CommandError(f"{escaped(str(file))} already exists", "choose another file, or overwrite it with --force")
-    label = call_server(asked, lambda api: _fetch(api, file))
+    label = call_server(context, lambda api: _fetch(api, file))
     many = f"{label.bytes} bytes, sha256 {label.sha256[:16]}…"
     click.echo(f"{escaped(str(file))}: {label.scope} at revision {label.revision}, {many}")
 
@@ -110,7 +110,7 @@ def restore(file: Path, data: Path, force: bool) -> None:
         label, restored = _restored(file, data, RandomIds().incarnation())
     except StoreError as error:
         raise CommandError(escaped(str(error))) from error
-    _tell(file, data, label, restored)
+    _print_report(file, data, label, restored)
 
 
 def _check_place(data: Path, force: bool) -> None:
@@ -121,10 +121,10 @@ def _check_place(data: Path, force: bool) -> None:
     there = sorted(path.name for path in data.iterdir() if path.name not in KEEPS)
     if not there:
         return
-    cure = "choose another --data, or replace it with --force: the old store is kept under another name"
+    fix = "choose another --data, or replace it with --force: the old store is kept under another name"
     if FILE_NAME in there:
-        raise CommandError(f"{escaped(str(data))} already has a store", cure)
-    raise CommandError(f"{escaped(str(data))} is not empty: {escaped(', '.join(there[:5]))}", cure)
+        raise CommandError(f"{escaped(str(data))} already has a store", fix)
+    raise CommandError(f"{escaped(str(data))} is not empty: {escaped(', '.join(there[:5]))}", fix)
 
 
 def _restored(file: Path, data: Path, incarnation: str) -> tuple[BackupLabel | None, RestoreReport]:
@@ -139,8 +139,8 @@ def _restored(file: Path, data: Path, incarnation: str) -> tuple[BackupLabel | N
         translating_errors,
     )
 
-    with file.open("rb") as opened:
-        bare = opened.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+    with file.open("rb") as database:
+        bare = database.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
     if bare:  # a copy of the database file, which has no label
         return None, put_back(file, data, incarnation=incarnation)
     if (data / LOCK_NAME).exists():  # fails if a server runs; a new lock file would be left in an unused directory
@@ -162,22 +162,23 @@ def _restored(file: Path, data: Path, incarnation: str) -> tuple[BackupLabel | N
         raise
 
 
-def _tell_revived(data: Path, replaced: ReplacedStore | None) -> None:
+def _print_revived(data: Path, replaced: ReplacedStore | None) -> None:
     """Print which tokens the restore has made valid again. The backup does not contain later revocations; the replaced store
     does, if it is readable.
     """
-    say = click.echo
+    echo = click.echo
     if replaced is None or replaced.unreadable:
-        say("tokens that were revoked after the backup are valid again: find them with `remit token list` and")
-        say("  `remit audit`, then run `remit token revoke NAME...`")
+        echo("tokens that were revoked after the backup are valid again: find them with `remit token list` and")
+        echo("  `remit audit`, then run `remit token revoke NAME...`")
         return
     revived = _revived(Path(replaced.kept_at), data)
     if revived:
-        say(
-            f"{len(revived)} tokens that were revoked or used after the backup are valid again. Revoke them once the server runs:"
+        echo(
+            f"{len(revived)} tokens that were revoked or used after the backup are valid again."
+            " Revoke them when the server runs:"
         )
         for start in range(0, len(revived), TOGETHER):
-            say(f"    remit token revoke {escaped(' '.join(revived[start : start + TOGETHER]))}")
+            echo(f"    remit token revoke {escaped(' '.join(revived[start : start + TOGETHER]))}")
 
 
 def _revived(old: Path, data: Path) -> list[str]:
@@ -185,9 +186,9 @@ def _revived(old: Path, data: Path) -> list[str]:
     from remit.store.sqlite.database_file import FILE_NAME
 
     before, now = _tokens(old), _tokens(data / FILE_NAME)
-    over = {name for name, token in now.items() if token.spec.revoked or token.spec.spent}
-    ended = {name for name in now if name not in before or before[name].spec.revoked or before[name].spec.spent}
-    return sorted(ended - over)
+    already_invalid = {name for name, token in now.items() if token.spec.revoked or token.spec.spent}
+    invalidated = {name for name in now if name not in before or before[name].spec.revoked or before[name].spec.spent}
+    return sorted(invalidated - already_invalid)
 
 
 def _tokens(file: Path) -> dict[str, Token]:
@@ -196,44 +197,44 @@ def _tokens(file: Path) -> dict[str, Token]:
     from remit.store.protocol import PAGE_ROWS_MAX
     from remit.store.sqlite.database_file import DatabaseFile
 
-    found: dict[str, Token] = {}
-    opened, after, more = DatabaseFile(file), "", True
+    tokens: dict[str, Token] = {}
+    database, after, has_more = DatabaseFile(file), "", True
     try:
-        while more:
-            page = opened.range(key_of("Token", ""), after, PAGE_ROWS_MAX, 0)
+        while has_more:
+            page = database.range(key_of("Token", ""), after, PAGE_ROWS_MAX, 0)
             for row in page.rows:
-                thing, after = decode(row.value), row.key
-                if isinstance(thing, Token):
-                    found[thing.metadata.name] = thing
-            more = page.more
+                obj, after = decode(row.value), row.key
+                if isinstance(obj, Token):
+                    tokens[obj.metadata.name] = obj
+            has_more = page.more
     finally:
-        opened.checkpoint()
-        opened.close()
-    return found
+        database.checkpoint()
+        database.close()
+    return tokens
 
 
-def _tell(file: Path, data: Path, label: BackupLabel | None, restored: RestoreReport) -> None:
+def _print_report(file: Path, data: Path, label: BackupLabel | None, restored: RestoreReport) -> None:
     from remit.model.objects import DECLARED
 
-    say = click.echo
+    echo = click.echo
     if label is not None:
-        say(f"restored {label.scope} as of {label.taken}, revision {label.revision}, backed up by Remit {label.version}")
-    say(f"the store is at revision {restored.revision}, incarnation {restored.head.incarnation}")
+        echo(f"restored {label.scope} as of {label.taken}, revision {label.revision}, backed up by Remit {label.version}")
+    echo(f"the store is at revision {restored.revision}, incarnation {restored.head.incarnation}")
     replaced = restored.replaced
     if replaced is not None:
-        say(f"the replaced store is kept at {escaped(replaced.kept_at)}")
+        echo(f"the replaced store is kept at {escaped(replaced.kept_at)}")
         if replaced.unreadable:
-            say(f"  it cannot be read: {escaped(replaced.unreadable)}")
+            echo(f"  it cannot be read: {escaped(replaced.unreadable)}")
         elif replaced.changed_count:
-            say(f"  {replaced.changed_count} rows changed there after the backup; the restored store lacks these changes")
-            words = {kind.lower() for kind in DECLARED}
-            lost = [key for key in replaced.changed if key.partition("/")[0] in words]
+            echo(f"  {replaced.changed_count} rows changed there after the backup; the restored store lacks these changes")
+            kinds = {kind.lower() for kind in DECLARED}
+            lost = [key for key in replaced.changed if key.partition("/")[0] in kinds]
             for key in lost[:SHOWN_MAX]:
-                say(f"    {escaped(key)}")
+                echo(f"    {escaped(key)}")
             if len(lost) > SHOWN_MAX:
-                say(f"    and {len(lost) - SHOWN_MAX} more declared objects")
+                echo(f"    and {len(lost) - SHOWN_MAX} more declared objects")
     if not (data / "seal.keys").exists():
-        say(f"secrets cannot be read without their keys: copy seal.keys of the old server to {escaped(str(data))}")
-    _tell_revived(data, replaced)
-    say(f"start the server: remit server --data {escaped(str(data))}")
-    say("replicas are unknown until their nodes report; running replicas are then recovered, and none runs twice")
+        echo(f"secrets cannot be read without their keys: copy seal.keys of the old server to {escaped(str(data))}")
+    _print_revived(data, replaced)
+    echo(f"start the server: remit server --data {escaped(str(data))}")
+    echo("replicas are unknown until their nodes report; running replicas are then recovered, and none runs twice")

@@ -15,10 +15,10 @@ import click
 
 from remit.cli.main import examples
 from remit.cli.session.contexts import ServerFlags
-from remit.model.problems import escaped, one_of
+from remit.model.problems import escaped
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from rich.console import Console
 
@@ -98,13 +98,13 @@ def capacity(
     if data is not None and cluster is not None:
         raise click.UsageError("use --data DIR or --cluster FILE, but not both")
     if data is None and cluster is None:
-        found = _ask(ServerFlags(context, server, token_file, ca_file=ca_file), _workload(manifest), count)
+        answer = _ask(ServerFlags(context, server, token_file, ca_file=ca_file), _workload(manifest), count)
     elif context or server:
         raise click.UsageError("--server and --context cannot be combined with --data or --cluster; leave one of them out")
     else:
-        found = _look(manifest, data, cluster, count)
-    _print(found, output)
-    sys.exit(SHORT if count is not None and found.hard.replicas < count else OK)
+        answer = _compute_offline(manifest, data, cluster, count)
+    _print(answer, output)
+    sys.exit(SHORT if count is not None and answer.hard.replicas < count else OK)
 
 
 def _ask(flags: ServerFlags, workload: Workload, count: int | None) -> CapacityAnswer:
@@ -115,17 +115,17 @@ def _ask(flags: ServerFlags, workload: Workload, count: int | None) -> CapacityA
     from remit.model.objects import dec_hook
     from remit.proposal.explain.capacity import CapacityAnswer
 
-    found = call_server(CommandContext(flags.reach()), lambda api: api.capacity(workload, count))
-    return msgspec.convert(found, CapacityAnswer, dec_hook=dec_hook)
+    answer = call_server(CommandContext(flags.resolve()), lambda api: api.capacity(workload, count))
+    return msgspec.convert(answer, CapacityAnswer, dec_hook=dec_hook)
 
 
-def _look(manifest: str, data: Path | None, cluster: str | None, count: int | None) -> CapacityAnswer:
+def _compute_offline(manifest: str, data: Path | None, cluster: str | None, count: int | None) -> CapacityAnswer:
     from remit.cli.session.offline_store import OfflineStoreError, placement_inputs
     from remit.proposal.explain.capacity import compute_capacity
     from remit.proposal.placement.plugins import PluginError
 
     workload = _workload(manifest)
-    with _place(data, cluster) as (view, pools, clock):
+    with _open_view(data, cluster) as (view, pools, clock):
         try:
             return compute_capacity(view, workload, placement_inputs(clock), most=count or COUNT_MAX, pools=pools)
         except PluginError as error:
@@ -142,27 +142,27 @@ def _read(name: str) -> tuple[AnyObject, ...]:
     data = read_bytes(name)
     if data is None:
         sys.exit(MISUSE)
-    found = read(data, "<stdin>" if name == "-" else name)
-    for problem in found.problems:
+    answer = read(data, "<stdin>" if name == "-" else name)
+    for problem in answer.problems:
         print_problem(problem)
-    if found.problems:
+    if answer.problems:
         sys.exit(MISUSE)
-    return found.objects
+    return answer.objects
 
 
 def _workload(name: str) -> Workload:
     from remit.cli.session.offline_store import OfflineStoreError
     from remit.model.kinds import Workload
 
-    found = [thing for thing in _read(name) if isinstance(thing, Workload)]
-    if len(found) != 1:
-        names = f": {one_of(thing.metadata.name for thing in found)}" if found else ""
-        raise OfflineStoreError(f"{escaped(name)} declares {len(found)} workloads{names}; give a file with exactly one")
-    return found[0]
+    answer = [obj for obj in _read(name) if isinstance(obj, Workload)]
+    if len(answer) != 1:
+        names = f": {', '.join(obj.metadata.name for obj in answer)}" if answer else ""
+        raise OfflineStoreError(f"{escaped(name)} declares {len(answer)} workloads{names}; give a file with exactly one")
+    return answer[0]
 
 
 @contextmanager
-def _place(data: Path | None, cluster: str | None) -> Iterator[tuple[SchedulerView, list[NodePool], Clock]]:
+def _open_view(data: Path | None, cluster: str | None) -> Iterator[tuple[SchedulerView, list[NodePool], Clock]]:
     from remit.cli.session.offline_store import OfflineStoreError, open_offline_scope
     from remit.model.kinds import Node, NodePool
     from remit.observation.frozen_view import view_of_manifests
@@ -172,94 +172,98 @@ def _place(data: Path | None, cluster: str | None) -> Iterator[tuple[SchedulerVi
         with open_offline_scope(data) as scope:
             yield scope.view, scope.pools(), scope.clock
         return
-    things = _read(cluster or "")
-    if not any(isinstance(thing, Node) for thing in things):
+    objects = _read(cluster or "")
+    if not any(isinstance(obj, Node) for obj in objects):
         raise OfflineStoreError(f"{escaped(cluster or '')} declares no Node; a cluster file has {NEEDS_NOTHING_ELSE} manifests")
     clock = BootClock()
-    yield view_of_manifests(clock, things), [thing for thing in things if isinstance(thing, NodePool)], clock
+    yield view_of_manifests(clock, objects), [obj for obj in objects if isinstance(obj, NodePool)], clock
 
 
 # -- text output ---------------------------------------------------------------------------------------------------------------
 
 
-def _print(found: CapacityAnswer, output: str) -> None:
-    from remit.cli.output.console import console, until_nobody_reads
-    from remit.cli.output.serialization import spelt
+def _print(answer: CapacityAnswer, output: str) -> None:
+    from remit.cli.output.console import console, until_broken_pipe
+    from remit.cli.output.serialization import escape_json
     from remit.model.objects import encode
 
-    with until_nobody_reads():
+    with until_broken_pipe():
         if output == "json":
-            sys.stdout.write(spelt(encode(found).decode()) + "\n")
+            sys.stdout.write(escape_json(encode(answer).decode()) + "\n")
         else:
-            _show(console(), found)
+            _show(console(), answer)
 
 
-def _show(console: Console, found: CapacityAnswer) -> None:
+def _show(console: Console, answer: CapacityAnswer) -> None:
     from rich.text import Text
 
-    from remit.cli.output.explanations import STANDS_IN, funnel_line, line, many, nearest_words, unblock_words
+    from remit.cli.output.explanations import NOT_POSSIBLE, format_nearest, format_remedy, funnel_line, line, many
 
-    least = "at least " if found.capped else ""
+    least = "at least " if answer.capped else ""
     console.print(
         Text.assemble(
             ("workload ", ""),
-            (f"{found.tenant}/{found.workload}", "bold"),
-            f"  each needs {found.charge}, priority {found.priority}",
+            (f"{answer.tenant}/{answer.workload}", "bold"),
+            f"  each needs {answer.charge}, priority {answer.priority}",
         ),
         soft_wrap=True,
     )
-    hard = found.hard
+    hard = answer.hard
     style = "bold green" if hard.replicas else "bold yellow"
-    quota = f"at least {hard.quota:,}" if hard.quota >= found.most else f"{hard.quota:,}"
-    told = Text.assemble(
-        (f"{least if hard.replicas == found.most else ''}{hard.replicas:,}", style),
+    quota = f"at least {hard.quota:,}" if hard.quota >= answer.most else f"{hard.quota:,}"
+    text = Text.assemble(
+        (f"{least if hard.replicas == answer.most else ''}{hard.replicas:,}", style),
         f" fit now: capacity for {least}{hard.room:,}, quota for {quota}",
     )
-    line(console, "hard", told)
+    line(console, "hard", text)
     _show_where(console, hard.where)
-    again, soft = found.reclaimable, found.soft
-    if again.room:
+    reclaimable, soft = answer.reclaimable, answer.soft
+    if reclaimable.room:
         line(
             console,
             "reclaimable",
-            f"{again.replicas:,} more within quota, capacity for {again.room:,}, by preempting {many(again.victims, 'replica')}",
+            f"{reclaimable.replicas:,} more within quota, capacity for {reclaimable.room:,},"
+            f" by preempting {many(reclaimable.victims, 'replica')}",
         )
-        _show_where(console, again.where)
+        _show_where(console, reclaimable.where)
     else:
-        line(console, "reclaimable", f"0: {STANDS_IN.get(again.why, again.why)}")
+        line(console, "reclaimable", f"0: {NOT_POSSIBLE.get(reclaimable.why, reclaimable.why)}")
     if soft.room:
-        causes = ", ".join(f"{count:,} {_cause_words(cause)}" for cause, count in soft.causes.items())
+        causes = ", ".join(f"{count:,} {_format_cause(cause)}" for cause, count in soft.causes.items())
         line(console, "soft", f"{soft.replicas:,} more within quota, capacity for {soft.room:,}: {causes}")
         _show_where(console, soft.where)
     else:
-        line(console, "soft", f"0: {STANDS_IN['soft' if soft.why == 'place' else soft.why]}")
-    stop = found.stop
+        line(console, "soft", f"0: {NOT_POSSIBLE['soft' if soft.why == 'place' else soft.why]}")
+    stop = answer.stop
     if stop is None:
-        line(console, "next one", f"not computed: counting stops at {found.most:,}")
+        line(console, "next one", f"not computed: counting stops at {answer.most:,}")
     else:
         line(
             console, "next one", Text.assemble("blocked by ", (stop.reason, "bold yellow"), f": {stop.meaning}; {stop.detail}")
         )
         line(console, "nodes", funnel_line(stop.passage) + (" -> quota 0" if stop.reason in QUOTA else ""))
         if stop.nearest is not None:
-            line(console, "nearest fit", nearest_words(stop.nearest))
+            line(console, "nearest fit", format_nearest(stop.nearest))
         for number, unblock in enumerate(stop.unblocks):
-            line(console, "" if number else "unblocks", f"{'or ' if number else ''}if {unblock_words(unblock)}")
-    line(console, "evidence", f"revision {found.revision}, {many(found.nodes, 'node')}")
+            line(console, "" if number else "unblocks", f"{'or ' if number else ''}if {format_remedy(unblock)}")
+    line(console, "evidence", f"revision {answer.revision}, {many(answer.nodes, 'node')}")
 
 
-def _cause_words(cause: str) -> str:
+def _format_cause(cause: str) -> str:
     return f"as {cause}" if cause.startswith("pool ") else f"on {cause} nodes"
 
 
 def _show_where(console: Console, where: ReplicaDistribution) -> None:
-    from remit.cli.output.explanations import line
+    from remit.cli.output.explanations import line, many
 
     if not where.nodes:
         return
     nodes = list(where.nodes.items())
-    more = f" and {len(nodes) - NODES_SHOWN:,} more nodes" if len(nodes) > NODES_SHOWN else ""
-    sorts = [("zones", where.zones), ("pools", where.pools)]
-    told = [f"{name} {', '.join(f'{one} {count:,}' for one, count in list(of.items())[:NODES_SHOWN])}" for name, of in sorts]
-    told.append(f"nodes {', '.join(f'{one} {count:,}' for one, count in nodes[:NODES_SHOWN])}{more}")
-    line(console, "", f"capacity: {'; '.join(told)}")
+    more = f" and {many(len(nodes) - NODES_SHOWN, 'more node')}" if len(nodes) > NODES_SHOWN else ""
+    groups = [("zones", where.zones), ("pools", where.pools), ("nodes", where.nodes)]
+    parts = [f"{name} {_format_counts(counts)}" for name, counts in groups]
+    line(console, "", f"capacity: {'; '.join(parts)}{more}")
+
+
+def _format_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in list(counts.items())[:NODES_SHOWN])

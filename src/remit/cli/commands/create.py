@@ -33,7 +33,7 @@ def create() -> None:
     """Create a secret or a config from files and literal values."""
 
 
-def _given(command: Callable[..., None]) -> Callable[..., None]:
+def _data_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the argument and options that `create secret` and `create config` share."""
     options = (
         click.argument("name", metavar="NAME"),
@@ -42,15 +42,15 @@ def _given(command: Callable[..., None]) -> Callable[..., None]:
             help="Value from a file, or from stdin if FILE is -. Default key: the file name. Repeatable.",
         ),
         click.option(
-            "--from-literal", "words", multiple=True, metavar="KEY=VALUE",
+            "--from-literal", "literals", multiple=True, metavar="KEY=VALUE",
             help="Literal value. Other users can see it in the process list while this runs. Repeatable.",
         ),
         click.option("--replace", is_flag=True, help="Replace an existing object."),
     )  # fmt: skip
-    made: Any = command
+    stored: Any = command
     for option in reversed(options):
-        made = option(made)
-    decorated: Callable[..., None] = made
+        stored = option(stored)
+    decorated: Callable[..., None] = stored
     return decorated
 
 
@@ -61,15 +61,15 @@ def _given(command: Callable[..., None]) -> Callable[..., None]:
         "remit create secret db --from-literal user=ann --replace",
     )
 )
-@_given
+@_data_options
 @server_options()
-def secret(asked: CommandContext, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
+def secret(context: CommandContext, name: str, files: tuple[str, ...], literals: tuple[str, ...], replace: bool) -> None:
     """Create the secret NAME. The server seals its values and never returns them."""
     from remit.model.metadata import Metadata
     from remit.model.secrets import Secret, SecretSpec
 
-    thing = Secret(metadata=Metadata(name=name), spec=SecretSpec(data=data_of(files, words)))
-    call_server(asked, lambda api: _send(api, asked, thing, replace))
+    obj = Secret(metadata=Metadata(name=name), spec=SecretSpec(data=data_of(files, literals)))
+    call_server(context, lambda api: _send(api, context, obj, replace))
 
 
 @create.command(
@@ -77,40 +77,40 @@ def secret(asked: CommandContext, name: str, files: tuple[str, ...], words: tupl
         "remit create config settings --from-file app.toml", "remit create config settings --from-literal MODE=live"
     )
 )
-@_given
+@_data_options
 @server_options()
-def config(asked: CommandContext, name: str, files: tuple[str, ...], words: tuple[str, ...], replace: bool) -> None:
+def config(context: CommandContext, name: str, files: tuple[str, ...], literals: tuple[str, ...], replace: bool) -> None:
     """Create the config NAME."""
     from remit.model.metadata import Metadata
     from remit.model.secrets import Config, DataSpec
 
-    thing = Config(metadata=Metadata(name=name), spec=DataSpec(data=data_of(files, words)))
-    call_server(asked, lambda api: _send(api, asked, thing, replace))
+    obj = Config(metadata=Metadata(name=name), spec=DataSpec(data=data_of(files, literals)))
+    call_server(context, lambda api: _send(api, context, obj, replace))
 
 
-async def _send(api: Api, asked: CommandContext, thing: Secret | Config, replace: bool) -> None:
+async def _send(api: Api, context: CommandContext, obj: Secret | Config, replace: bool) -> None:
     from remit.cli.session.object_lookup import display_name
 
-    made = await (api.replace(thing) if replace else api.create(thing))
-    path = display_name(asked, type(made).__name__, made.metadata.name, made.metadata.tenant)
-    many = len(thing.spec.data)
-    told = "replaced" if replace and made.metadata.generation > 1 else "created"
-    click.echo(f"{escaped(path)} {told}, with {many} key{'' if many == 1 else 's'}")
+    stored = await (api.replace(obj) if replace else api.create(obj))
+    path = display_name(context, type(stored).__name__, stored.metadata.name, stored.metadata.tenant)
+    count = len(obj.spec.data)
+    answer = "replaced" if replace and stored.metadata.generation > 1 else "created"
+    click.echo(f"{escaped(path)} {answer}, with {count} key{'' if count == 1 else 's'}")
 
 
-def data_of(files: Sequence[str], words: Sequence[str]) -> dict[str, str]:
+def data_of(files: Sequence[str], literals: Sequence[str]) -> dict[str, str]:
     """Return the values by key. Errors name the key and never the value, because the value may be secret."""
-    if sum(one.partition("=")[2] == STDIN or one == STDIN for one in files) > 1:
+    if sum(file.partition("=")[2] == STDIN or file == STDIN for file in files) > 1:
         raise click.UsageError("only one --from-file can read stdin (-); read the others from files")
     data: dict[str, str] = {}
-    for one in files:
-        key, said, file = one.partition("=")
-        if not said:
-            key, file = Path(one).name, one
+    for argument in files:
+        key, separator, file = argument.partition("=")
+        if not separator:
+            key, file = Path(argument).name, argument
         _add(data, key, _read(key, file))
-    for one in words:
-        key, said, value = one.partition("=")
-        if not said:
+    for literal in literals:
+        key, separator, value = literal.partition("=")
+        if not separator:
             raise click.UsageError("--from-literal: one value has no =; write KEY=VALUE (not shown here, it may be secret)")
         _add(data, key, value)
     if not data:
@@ -132,15 +132,15 @@ def _read(key: str, file: str) -> str:
     if file == STDIN:
         if key == STDIN:
             raise click.UsageError("a value from stdin needs a key; write --from-file KEY=-")
-        read = sys.stdin.buffer.read(_BYTES_MAX + 1)
+        data = sys.stdin.buffer.read(_BYTES_MAX + 1)
     else:
         try:
             with Path(file).open("rb") as opened:
-                read = opened.read(_BYTES_MAX + 1)
+                data = opened.read(_BYTES_MAX + 1)
         except OSError as error:
             raise click.UsageError(f"{escaped(file)}: {escaped(error.strerror or str(error))}") from None
     try:
-        text = read.decode()
+        text = data.decode()
         if "\0" in text:
             raise ValueError
     except ValueError:
@@ -161,25 +161,25 @@ def secrets() -> None:
 )
 @click.option("--forget", is_flag=True, help="Delete all other keys at the end.")
 @server_options()
-def rotate(asked: CommandContext, forget: bool) -> None:
+def rotate(context: CommandContext, forget: bool) -> None:
     """Create a new sealing key and reseal all secrets with it.
 
     If it is interrupted, run it again: it continues where it stopped, and creates no second key before all secrets are
     resealed.
     """
-    sys.exit(call_server(asked, lambda api: _rotate(api, forget)))
+    sys.exit(call_server(context, lambda api: _rotate(api, forget)))
 
 
 async def _rotate(api: Api, forget: bool) -> int:
-    told = await api.rotate_secrets(new_key=True)
-    made, done, left = told.made, told.resealed, list(told.left)
-    while told.after:
-        told = await api.rotate_secrets(after=told.after)
-        done, left = done + told.resealed, left + list(told.left)
+    answer = await api.rotate_secrets(new_key=True)
+    stored, done, not_sealed = answer.made, answer.resealed, list(answer.left)
+    while answer.after:
+        answer = await api.rotate_secrets(after=answer.after)
+        done, not_sealed = done + answer.resealed, not_sealed + list(answer.left)
     if forget:
-        told = await api.rotate_secrets(forget=True)
-    how = "a new key" if made else "the key of an unfinished rotation"
-    click.echo(f"{done} secrets resealed with {how}, {told.key}; keys that can unseal: {len(told.keys)}")
-    for key in left:
+        answer = await api.rotate_secrets(forget=True)
+    key_text = "a new key" if stored else "the key of an unfinished rotation"
+    click.echo(f"{done} secrets resealed with {key_text}, {answer.key}; keys that can unseal: {len(answer.keys)}")
+    for key in not_sealed:
         click.echo(f"Error: {escaped(key)} was not resealed: it is being deleted, or no key can unseal it", err=True)
-    return FAILED if left else OK
+    return FAILED if not_sealed else OK

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from remit.model.wire.api_types import AuditItem, HistoryEvent
 
 LIMIT: Final = 100
-LOOK_MS: Final = 2_000
+POLL_MS: Final = 2_000
 
 
 @click.command(
@@ -49,57 +49,57 @@ LOOK_MS: Final = 2_000
 @click.option("-w", "--watch", is_flag=True, help="Keep printing new events.")
 @click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
 @server_options()
-def events(asked: CommandContext, about: str, type_: str | None, limit: int, watch: bool, output: str) -> None:
+def events(context: CommandContext, about: str, type_: str | None, limit: int, watch: bool, output: str) -> None:
     """Print events, newest last: reports of components, and claims that the authority accepted or refused.
 
     Repeated events are one line with a count and the time span.
     """
-    from remit.cli.output.console import until_nobody_reads
+    from remit.cli.output.console import until_broken_pipe
 
-    regarding = account_path(asked, parse_object_ref(about)) if about else ""
-    with until_nobody_reads():
-        call_server(asked, lambda api: _events(api, regarding, type_ or "", limit, watch, output))
+    regarding = account_path(context, parse_object_ref(about)) if about else ""
+    with until_broken_pipe():
+        call_server(context, lambda api: _events(api, regarding, type_ or "", limit, watch, output))
 
 
-def account_path(asked: CommandContext, thing: ObjectRef) -> str:
+def account_path(context: CommandContext, ref: ObjectRef) -> str:
     """Return the object's key in the event history, such as `workload/default/web`."""
     from remit.model.objects import key_of
 
-    return key_of(thing.kind, thing.name, (thing.tenant or asked.reach.tenant) if is_tenant_scoped(thing.kind) else "")
+    return key_of(ref.kind, ref.name, (ref.tenant or context.address.tenant) if is_tenant_scoped(ref.kind) else "")
 
 
 async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool, output: str) -> None:
     from remit.cli.output.console import Sheet, console
-    from remit.cli.output.serialization import json_text, spelt
+    from remit.cli.output.serialization import escape_json, json_text
     from remit.model.objects import encode
     from remit.world.clock import BootClock
 
-    found = chosen(await api.account(regarding, limit=limit), type_)
+    events = filter_type(await api.account(regarding, limit=limit), type_)
     if output == "json" and not watch:
-        sys.stdout.write(json_text({"kind": "AccountList", "items": found}))
+        sys.stdout.write(json_text({"kind": "AccountList", "items": events}))
         return
     clock = BootClock()
     about = not regarding or regarding.startswith("workload/")  # its events include those of its replicas
     sheet = Sheet(console(), columns(about=about), wide=output == "wide")
-    if not found and not watch:
+    if not events and not watch:
         click.echo(f"no events recorded{f' for {regarding}' if regarding else ''}", err=True)
         return
-    known: dict[tuple[str, str, str, str], int] = {}
+    printed: dict[tuple[str, str, str, str], int] = {}
     while True:
-        fresh = [item for item in found if known.get(_key(item)) != item.count]
-        known = {**known, **{_key(item): item.count for item in found}}
+        fresh = [item for item in events if printed.get(_key(item)) != item.count]
+        printed = {**printed, **{_key(item): item.count for item in events}}
         if output == "json":
-            sys.stdout.writelines(spelt(encode(item).decode()) + "\n" for item in fresh)
+            sys.stdout.writelines(escape_json(encode(item).decode()) + "\n" for item in fresh)
         elif fresh:
             sheet.show(row(item, clock.wall(), about=about) for item in fresh)
         sys.stdout.flush()
         if not watch:
             return
-        await clock.sleep_ms(LOOK_MS)
-        found = chosen(await api.account(regarding, limit=limit), type_)
+        await clock.sleep_ms(POLL_MS)
+        events = filter_type(await api.account(regarding, limit=limit), type_)
 
 
-def chosen(items: Sequence[HistoryEvent], type_: str) -> list[HistoryEvent]:
+def filter_type(items: Sequence[HistoryEvent], type_: str) -> list[HistoryEvent]:
     return [item for item in items if not type_ or item.type == type_.capitalize()]
 
 
@@ -114,8 +114,16 @@ def columns(*, about: bool) -> tuple[Column, ...]:
     from remit.cli.output.console import Column
 
     regarding = (Column("REGARDING"),) if about else ()
-    more = Column("REVISION", wide=True, right=True), Column("AT", wide=True)
-    return (Column("TYPE"), Column("REASON"), Column("AGE"), Column("FROM"), *regarding, *more, Column("MESSAGE", fluid=True))
+    details = Column("REVISION", wide=True, right=True), Column("AT", wide=True)
+    return (
+        Column("TYPE"),
+        Column("REASON"),
+        Column("AGE"),
+        Column("FROM"),
+        *regarding,
+        *details,
+        Column("MESSAGE", fluid=True),
+    )
 
 
 def row(item: HistoryEvent, wall: str, *, about: bool) -> Cells:
@@ -128,16 +136,16 @@ def row(item: HistoryEvent, wall: str, *, about: bool) -> Cells:
 
 def when(item: HistoryEvent, wall: str) -> str:
     """Return the age of an event: `12s`, or `12s (x147 over 59m)` if it was repeated."""
-    from remit.cli.output.object_columns import age, span
+    from remit.cli.output.object_columns import age, format_span
 
     last = age(item.at, wall) or "?"
     if item.count < 2:
         return last
     try:
-        over = int((datetime.fromisoformat(item.at) - datetime.fromisoformat(item.first)).total_seconds())
+        seconds = int((datetime.fromisoformat(item.at) - datetime.fromisoformat(item.first)).total_seconds())
     except ValueError:
         return f"{last} (x{item.count})"
-    return f"{last} (x{item.count} over {span(max(0, over))})"
+    return f"{last} (x{item.count} over {format_span(max(0, seconds))})"
 
 
 AUDIT_LIMIT: Final = 100
@@ -167,17 +175,17 @@ AUDIT_LIMIT: Final = 100
 )
 @click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
 @server_options()
-def audit(asked: CommandContext, who: str, action: str, since: str, limit: int, output: str) -> None:
+def audit(context: CommandContext, who: str, action: str, since: str, limit: int, output: str) -> None:
     """Print the audit log, newest last: changes made by users, and refused requests.
 
     Similar refusals in a short time are one line with a count. --tenant limits the output to users of that tenant. A token
     of a tenant sees only entries of that tenant.
     """
-    from remit.cli.output.console import until_nobody_reads
+    from remit.cli.output.console import until_broken_pipe
 
-    tenant = asked.reach.tenant if asked.tenant_said else ""
-    with until_nobody_reads():
-        call_server(asked, lambda api: _show(api, tenant, who, action, since, limit, output))
+    tenant = context.address.tenant if context.tenant_given else ""
+    with until_broken_pipe():
+        call_server(context, lambda api: _show(api, tenant, who, action, since, limit, output))
 
 
 async def _show(api: Api, tenant: str, who: str, action: str, since: str, limit: int, output: str) -> None:
@@ -205,12 +213,12 @@ def _rows(items: Sequence[AuditItem]) -> list[Cells]:
     from remit.cli.output.console import BAD, GOOD, UNSURE, Cell
 
     rows: list[Cells] = []
-    for one in items:
-        style = GOOD if one.status < 400 else BAD if one.status >= 500 or one.status in (401, 403) else UNSURE
-        why = f"{one.code}: {one.detail}" if one.code else ""
-        status, many = Cell(str(one.status), style), str(one.count)
-        who = (one.subject or "-", one.role or "-", one.tenant or "-")
+    for item in items:
+        style = GOOD if item.status < 400 else BAD if item.status >= 500 or item.status in (401, 403) else UNSURE
+        why = f"{item.code}: {item.detail}" if item.code else ""
+        status, many = Cell(str(item.status), style), str(item.count)
+        who = (item.subject or "-", item.role or "-", item.tenant or "-")
         rows.append(
-            (one.time, *who, one.action or "-", status, many, one.target, why or "-", one.address or "-", one.trace or "-")
+            (item.time, *who, item.action or "-", status, many, item.target, why or "-", item.address or "-", item.trace or "-")
         )
     return rows

@@ -80,13 +80,13 @@ def explain(
     (they add up to all nodes), the node that comes nearest, and the smallest changes that would allow placement, each tried
     on a copy of the cluster state.
     """
-    kind, tenant, name = _meant(what, tenant)
+    kind, tenant, name = _parse_target(what, tenant)
     if data is None:
         _ask(ServerFlags(context, server, token_file, tenant, ca_file), kind, name, node, output, verbose)
     elif context or server:
         raise click.UsageError("--data cannot be combined with --server or --context; leave one of them out")
     else:
-        _look(data, kind, tenant, name, node, output, verbose)
+        _explain_offline(data, kind, tenant, name, node, output, verbose)
 
 
 def _ask(flags: ServerFlags, kind: str, name: str, node: str, output: str, verbose: bool) -> None:
@@ -103,24 +103,24 @@ def _ask(flags: ServerFlags, kind: str, name: str, node: str, output: str, verbo
     from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
     from remit.world.clock import BootClock
 
-    asked = CommandContext(flags.reach())
+    command_context = CommandContext(flags.resolve())
     workload = kind == "workload"
 
-    async def explained(api: Api) -> dict[str, Any]:
+    async def request(api: Api) -> dict[str, Any]:
         try:
-            return await api.explain(Workload if workload else Replica, name, tenant=asked.reach.tenant, node=node)
+            return await api.explain(Workload if workload else Replica, name, tenant=command_context.address.tenant, node=node)
         except ApiError as error:
             if error.status != NOT_FOUND or (node and node in error.detail):
                 raise
-            raise await not_found_error(api, asked, ObjectRef("Workload" if workload else "Replica", name)) from error
+            raise await not_found_error(api, command_context, ObjectRef("Workload" if workload else "Replica", name)) from error
 
-    found = call_server(asked, explained)
-    shape: Any = WorkloadExplanation if workload else ReplicaExplanation
-    told: ReplicaExplanation | WorkloadExplanation = msgspec.convert(found, shape, dec_hook=dec_hook)
-    _print(told, output, verbose, BootClock().wall())
+    answer = call_server(command_context, request)
+    result_type: Any = WorkloadExplanation if workload else ReplicaExplanation
+    explanation: ReplicaExplanation | WorkloadExplanation = msgspec.convert(answer, result_type, dec_hook=dec_hook)
+    _print(explanation, output, verbose, BootClock().wall())
 
 
-def _look(data: Path, kind: str, tenant: str, name: str, node: str, output: str, verbose: bool) -> None:
+def _explain_offline(data: Path, kind: str, tenant: str, name: str, node: str, output: str, verbose: bool) -> None:
     from remit.cli.session.offline_store import OfflineStoreError, open_offline_scope, placement_inputs
     from remit.proposal.explain.subjects import NodeNotFound
     from remit.proposal.placement.plugins import PluginError
@@ -128,7 +128,7 @@ def _look(data: Path, kind: str, tenant: str, name: str, node: str, output: str,
     with open_offline_scope(data) as scope:
         try:
             rules = placement_inputs(scope.clock)
-            told = (
+            explanation = (
                 _replica(scope, tenant, name, rules, node) if kind == "replica" else _workload(scope, tenant, name, rules, node)
             )
         except NodeNotFound:
@@ -137,10 +137,10 @@ def _look(data: Path, kind: str, tenant: str, name: str, node: str, output: str,
         except PluginError as error:
             raise OfflineStoreError(escaped(str(error))) from error
     # Printed outside of the block, so that an output error is not reported as damaged data.
-    _print(told, output, verbose, scope.clock.wall())
+    _print(explanation, output, verbose, scope.clock.wall())
 
 
-def _meant(what: str, tenant: str) -> tuple[str, str, str]:
+def _parse_target(what: str, tenant: str) -> tuple[str, str, str]:
     """Return kind, tenant (empty if none was given) and name."""
     kind, _, rest = what.partition("/")
     kind = SHORT.get(kind.lower(), kind.lower())
@@ -149,8 +149,8 @@ def _meant(what: str, tenant: str) -> tuple[str, str, str]:
     if kind == "node":
         raise click.UsageError("a node is explained for a workload: remit explain workload/NAME --node NODE")
     if kind not in KINDS:
-        cure = did_you_mean(closest_name(kind, KINDS)) or f"use {one_of(KINDS)}"
-        raise click.UsageError(f"kind {quoted(kind)} cannot be explained; {cure}")
+        fix = did_you_mean(closest_name(kind, KINDS)) or f"use {one_of(KINDS)}"
+        raise click.UsageError(f"kind {quoted(kind)} cannot be explained; {fix}")
     owner, slash, name = rest.partition("/")
     if not slash:
         owner, name = "", rest
@@ -166,20 +166,20 @@ def _workload(scope: OfflineScope, tenant: str, name: str, rules: PlacementInput
     from remit.serve.diagnostics.history import workload_explanation
 
     workloads = scope.view.shapes.workloads
-    there = [path for path, owner in workloads.ids.items() if workloads.at.state[owner] != NONE or workloads.at.users[owner]]
-    tenant = _owner(there, "workload", tenant, name)
-    return workload_explanation(scope.view, scope.workload(tenant, name), tenant, name, scope.written(tenant), rules, node)
+    paths = [path for path, owner in workloads.ids.items() if workloads.at.state[owner] != NONE or workloads.at.users[owner]]
+    tenant = _owner(paths, "workload", tenant, name)
+    return workload_explanation(scope.view, scope.workload(tenant, name), tenant, name, scope.history(tenant), rules, node)
 
 
 def _replica(scope: OfflineScope, tenant: str, name: str, rules: PlacementInputs, node: str) -> ReplicaExplanation:
     from remit.serve.diagnostics.history import replica_explanation
 
-    there = [key.partition("/")[2] for key in scope.view.replicas.slots]
-    tenant = _owner(there, "replica", tenant, name)
-    found = scope.replica(tenant, name)
-    if found is None:
+    paths = [key.partition("/")[2] for key in scope.view.replicas.slots]
+    tenant = _owner(paths, "replica", tenant, name)
+    answer = scope.replica(tenant, name)
+    if answer is None:
         raise click.ClickException(f"replica {tenant}/{name} is listed but missing: the data is damaged; restore a backup")
-    return replica_explanation(scope.view, *found, scope.written(tenant), rules, node)
+    return replica_explanation(scope.view, *answer, scope.history(tenant), rules, node)
 
 
 def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
@@ -201,14 +201,14 @@ def _owner(paths: list[str], kind: str, tenant: str, name: str) -> str:
     raise OfflineStoreError(f"there is no {kind} {quoted(name)}; {suggest_names(name, names, f'{kind}s')}")
 
 
-def _print(told: ReplicaExplanation | WorkloadExplanation, output: str, verbose: bool, wall: str) -> None:
-    from remit.cli.output.console import console, until_nobody_reads
+def _print(explanation: ReplicaExplanation | WorkloadExplanation, output: str, verbose: bool, wall: str) -> None:
+    from remit.cli.output.console import console, until_broken_pipe
     from remit.cli.output.explanations import show
-    from remit.cli.output.serialization import spelt
+    from remit.cli.output.serialization import escape_json
     from remit.model.objects import encode
 
-    with until_nobody_reads():
+    with until_broken_pipe():
         if output == "json":
-            sys.stdout.write(spelt(encode(told).decode()) + "\n")
+            sys.stdout.write(escape_json(encode(explanation).decode()) + "\n")
         else:
-            show(console(), told, verbose=verbose, wall=wall)
+            show(console(), explanation, verbose=verbose, wall=wall)

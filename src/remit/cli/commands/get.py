@@ -41,9 +41,9 @@ ALL: Final = ("Workload", "Replica", ENDPOINTS)
 @click.option("-w", "--watch", is_flag=True, help="Keep printing changes.")
 @click.option("--sort-by", default="", metavar="PATH", help="Sort by this field, such as spec.replicas or metadata.revision.")
 @click.option("--no-headers", is_flag=True, help="Print no header line.")
-@server_options(everyone=True)
+@server_options(all_tenants=True)
 def get(
-    asked: CommandContext,
+    context: CommandContext,
     what: tuple[str, ...],
     output: str,
     selector: str,
@@ -58,24 +58,24 @@ def get(
     priorityclasses (pc), events (ev) and so on. Separate several kinds by commas: wl,rp. KIND/NAME and KIND/TENANT/NAME are
     also accepted.
     """
-    from remit.cli.output.console import until_nobody_reads
-    from remit.cli.output.object_list import Wish, show
+    from remit.cli.output.console import until_broken_pipe
+    from remit.cli.output.object_list import ListOptions, show
 
-    kinds, things = (list(ALL), []) if what == ("all",) else parse_object_refs(what)
-    if asked.everyone and things:
+    kinds, objects = (list(ALL), []) if what == ("all",) else parse_object_refs(what)
+    if context.all_tenants and objects:
         raise click.UsageError("-A cannot be combined with NAMEs; give the tenant with -t, or leave the NAMEs out")
-    if things and (selector or field_selector):
+    if objects and (selector or field_selector):
         raise click.UsageError("give NAMEs, or select by labels and fields, but not both")
-    wish = Wish(output, selector, field_selector, sort_by, heads=not no_headers)
-    if watch and (len(kinds) + len({thing.kind for thing in things}) != 1 or output == "yaml"):
+    options = ListOptions(output, selector, field_selector, sort_by, headings=not no_headers)
+    if watch and (len(kinds) + len({obj.kind for obj in objects}) != 1 or output == "yaml"):
         raise click.UsageError("-w watches one kind at a time, and -o yaml is not supported; use table, wide, name or json")
-    with until_nobody_reads():
+    with until_broken_pipe():
         if watch:
             from remit.cli.output.object_watch import show_watch
 
-            call_server(asked, lambda api: show_watch(api, asked, kinds, things, wish))
+            call_server(context, lambda api: show_watch(api, context, kinds, objects, options))
         else:
-            call_server(asked, lambda api: show(api, asked, kinds, things, wish))
+            call_server(context, lambda api: show(api, context, kinds, objects, options))
 
 
 @click.command(
@@ -87,15 +87,15 @@ def get(
 )
 @click.argument("what", nargs=-1, required=True, metavar="KIND NAME...", shell_complete=complete_kind)
 @server_options()
-def describe(asked: CommandContext, what: tuple[str, ...]) -> None:
+def describe(context: CommandContext, what: tuple[str, ...]) -> None:
     """Show all details of objects: spec, status, reasons for pending replicas, and events."""
-    from remit.cli.output.console import until_nobody_reads
+    from remit.cli.output.console import until_broken_pipe
     from remit.cli.output.object_details import show
 
-    kinds, things = parse_object_refs(what)
+    kinds, objects = parse_object_refs(what)
     if kinds:
         raise click.UsageError(f"no NAME given; write remit describe {what[0]} NAME (`remit get {what[0]}` lists the names)")
-    if any(thing.kind == ENDPOINTS for thing in things):
+    if any(obj.kind == ENDPOINTS for obj in objects):
         raise click.UsageError("endpoints cannot be described; list them with `remit get endpoints`, or describe the replica")
-    with until_nobody_reads():
-        call_server(asked, lambda api: show(api, asked, things))
+    with until_broken_pipe():
+        call_server(context, lambda api: show(api, context, objects))

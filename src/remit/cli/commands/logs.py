@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 COLOURS: Final = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 AT_ONCE_MAX: Final = 100
 """Replicas that are read concurrently, at most: each needs a connection of its own."""
-LOOK_MS: Final = 2_000
+POLL_MS: Final = 2_000
 AGAIN_MS: Final = 1_000
 TAIL_OF_MANY: Final = 100
 
 
-class Wish(NamedTuple):
+class LogsOptions(NamedTuple):
     stream: str = "both"
     follow: bool = False
     tail: int | None = None
@@ -60,7 +60,7 @@ class Wish(NamedTuple):
 @click.option("--raw", is_flag=True, help="Write output unchanged, including terminal control sequences.")
 @server_options()
 def logs(
-    asked: CommandContext,
+    context: CommandContext,
     what: str,
     follow: bool,
     tail: int | None,
@@ -74,35 +74,35 @@ def logs(
 
     On a terminal, control sequences are neutralized. Output to a file or a pipe is unchanged.
     """
-    from remit.cli.output.console import until_nobody_reads
+    from remit.cli.output.console import until_broken_pipe
 
     if previous and attempt is not None:
         raise click.UsageError("--previous and --attempt cannot be combined; leave one of them out")
     if previous and follow:
         raise click.UsageError("the previous attempt has ended and cannot be followed; leave out -f or --previous")
-    wish = Wish(stream, follow, tail, attempt, previous, prefix, raw)
-    thing = parse_object_ref(what) if "/" in what else None
-    if thing is not None and thing.kind not in ("Workload", "Replica"):
-        raise click.UsageError(f"a {thing.kind.lower()} has no log; give a workload or a replica")
-    with until_nobody_reads():
-        sys.exit(call_server(asked, lambda api: _logs(api, asked, what, thing, wish)))
+    options = LogsOptions(stream, follow, tail, attempt, previous, prefix, raw)
+    obj = parse_object_ref(what) if "/" in what else None
+    if obj is not None and obj.kind not in ("Workload", "Replica"):
+        raise click.UsageError(f"a {obj.kind.lower()} has no log; give a workload or a replica")
+    with until_broken_pipe():
+        sys.exit(call_server(context, lambda api: _logs(api, context, what, obj, options)))
 
 
-async def _logs(api: Api, asked: CommandContext, what: str, thing: ObjectRef | None, wish: Wish) -> int:
+async def _logs(api: Api, context: CommandContext, what: str, ref: ObjectRef | None, options: LogsOptions) -> int:
     from remit.cli.session.object_lookup import get_object, tenant_of
 
-    if thing is None:
-        thing = await guessed(api, asked, what)
-    found = await get_object(api, asked, thing)
-    tenant = tenant_of(asked, thing)
-    if thing.kind == "Replica":
-        _check_begun(found)
-        return await _Reader(api, tenant, wish, prefix=wish.prefix).read(thing.name)
-    many = wish._replace(tail=TAIL_OF_MANY if wish.tail is None else wish.tail)
-    return await _Reader(api, tenant, many, prefix=True).read_all(thing.name)
+    if ref is None:
+        ref = await resolve_name(api, context, what)
+    obj = await get_object(api, context, ref)
+    tenant = tenant_of(context, ref)
+    if ref.kind == "Replica":
+        _check_started(obj)
+        return await _Reader(api, tenant, options, prefix=options.prefix).read(ref.name)
+    limited = options._replace(tail=TAIL_OF_MANY if options.tail is None else options.tail)
+    return await _Reader(api, tenant, limited, prefix=True).read_all(ref.name)
 
 
-async def guessed(api: Api, asked: CommandContext, name: str) -> ObjectRef:
+async def resolve_name(api: Api, context: CommandContext, name: str) -> ObjectRef:
     """Resolve a name without a kind: first as a workload, then as a replica."""
     from remit.cli.session.object_lookup import NOT_FOUND
     from remit.client.api import ApiError
@@ -112,36 +112,36 @@ async def guessed(api: Api, asked: CommandContext, name: str) -> ObjectRef:
     kinds: tuple[Any, ...] = (Workload, Replica)
     for kind in kinds:
         try:
-            await api.get(kind, name, tenant=asked.reach.tenant)
+            await api.get(kind, name, tenant=context.address.tenant)
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
         else:
             return ObjectRef(kind.__name__, name)
     raise CommandError(
-        f"no workload or replica {quoted(name)} in tenant {escaped(asked.reach.tenant)}",
+        f"no workload or replica {quoted(name)} in tenant {escaped(context.address.tenant)}",
         "`remit get wl,rp` lists them",
     )
 
 
-def _check_begun(found: Replica) -> None:
+def _check_started(obj: Replica) -> None:
     from remit.model.records import Phase
 
-    if found.status.attempt == 1 and found.status.phase in (Phase.PENDING, Phase.RESERVED, Phase.BOUND):
-        name = found.metadata.name
-        what = f"replica {escaped(name)} is {found.status.phase}: it has not started and has no log yet"
-        raise CommandError(what, f"find out why: remit explain replica/{escaped(name)}")
+    if obj.status.attempt == 1 and obj.status.phase in (Phase.PENDING, Phase.RESERVED, Phase.BOUND):
+        name = obj.metadata.name
+        message = f"replica {escaped(name)} is {obj.status.phase}: it has not started and has no log yet"
+        raise CommandError(message, f"find out why: remit explain replica/{escaped(name)}")
 
 
 class _Reader:
     """Prints log lines as they arrive. Lines of one replica keep their order."""
 
-    def __init__(self, api: Api, tenant: str, wish: Wish, *, prefix: bool) -> None:
+    def __init__(self, api: Api, tenant: str, options: LogsOptions, *, prefix: bool) -> None:
         from remit.cli.output.console import console
 
-        self._api, self._tenant, self._wish, self._prefix = api, tenant, wish, prefix
+        self._api, self._tenant, self._options, self._prefix = api, tenant, options, prefix
         self._console = console()
-        self._tame = sys.stdout.isatty() and not wish.raw
+        self._escape = sys.stdout.isatty() and not options.raw
         self._styles: dict[str, str] = {}
         self._width = 0
         self._failed = 0
@@ -159,43 +159,48 @@ class _Reader:
         """Print the logs of all replicas concurrently. With `follow`, also those of replicas that start later."""
         from remit.world.clock import BootClock
 
-        clock, begun = BootClock(), set[tuple[str, int]]()
+        clock, started = BootClock(), set[tuple[str, int]]()
         async with asyncio.TaskGroup() as group:
             while True:
-                names = await self._begun(workload)
-                if not begun and not names and not self._wish.follow:
+                names = await self._started(workload)
+                if not started and not names and not self._options.follow:
                     raise CommandError(
                         f"no replica of workload {escaped(workload)} has started",
                         f"find out why: remit explain workload/{escaped(workload)}",
                     )
-                for one in names[: AT_ONCE_MAX - len(begun)]:
-                    if one not in begun:
-                        self._width = max(self._width, len(one[0]))
-                        begun.add(one)
-                        group.create_task(self._member(one[0]))
+                for name in names[: AT_ONCE_MAX - len(started)]:
+                    if name not in started:
+                        self._width = max(self._width, len(name[0]))
+                        started.add(name)
+                        group.create_task(self._member(name[0]))
                 if len(names) > AT_ONCE_MAX:
                     click.echo(
                         f"printing the logs of {AT_ONCE_MAX} of {len(names)} replicas; give a replica's name to read another",
                         err=True,
                     )
-                if not self._wish.follow:
+                if not self._options.follow:
                     break
-                await clock.sleep_ms(LOOK_MS)
+                await clock.sleep_ms(POLL_MS)
         return FAILED if self._failed else OK
 
-    async def _begun(self, workload: str) -> list[tuple[str, int]]:
+    async def _started(self, workload: str) -> list[tuple[str, int]]:
         """Return name and attempt of the replicas that have started. The attempt is included because each attempt has its own
         log.
         """
-        from remit.cli.output.object_list import natural
+        from remit.cli.output.object_list import natural_key
         from remit.model.records import Phase, Replica
 
         listed = await self._api.list(Replica, tenant=self._tenant, fields=f"spec.workload={workload}")
-        not_begun = (Phase.PENDING, Phase.RESERVED, Phase.BOUND)
-        ran = [
-            one for one in listed.items if one.status.phase not in not_begun or (one.status.attempt > 1 and self._wish.previous)
+        not_started = (Phase.PENDING, Phase.RESERVED, Phase.BOUND)
+        started_replicas = [
+            item
+            for item in listed.items
+            if item.status.phase not in not_started or (item.status.attempt > 1 and self._options.previous)
         ]
-        return sorted(((one.metadata.name, one.status.attempt) for one in ran), key=lambda pair: natural(pair[0]))
+        return sorted(
+            ((replica.metadata.name, replica.status.attempt) for replica in started_replicas),
+            key=lambda pair: natural_key(pair[0]),
+        )
 
     async def _member(self, name: str) -> None:
         """Print the log of one replica. An error is printed and counted, so that the other replicas are still read."""
@@ -208,22 +213,22 @@ class _Reader:
             click.echo(f"{escaped(name)}: {escaped(str(error))}", err=True)
 
     async def _stream(self, name: str) -> None:
-        from remit.cli.output.terminal import Lines
+        from remit.cli.output.terminal import LineDecoder
 
-        wish, lines = self._wish, Lines()
-        stream: Any = wish.stream
+        options, lines = self._options, LineDecoder()
+        stream: Any = options.stream
         pieces = self._api.logs(
             name,
             tenant=self._tenant,
             stream=stream,
-            follow=wish.follow,
-            tail=wish.tail,
-            attempt=wish.attempt,
-            previous=wish.previous,
+            follow=options.follow,
+            tail=options.tail,
+            attempt=options.attempt,
+            previous=options.previous,
         )
-        async with aclosing(pieces) as told:
-            async for piece in told:
-                if not self._prefix and not self._tame:
+        async with aclosing(pieces) as chunks:
+            async for piece in chunks:
+                if not self._prefix and not self._escape:
                     sys.stdout.buffer.write(piece)
                     sys.stdout.buffer.flush()
                     continue
@@ -233,9 +238,9 @@ class _Reader:
     def _print(self, name: str, lines: list[str]) -> None:
         from rich.text import Text
 
-        from remit.cli.output.terminal import harmless
+        from remit.cli.output.terminal import escape_terminal
 
-        clean: Callable[[str], str] = harmless if self._tame else str
+        clean: Callable[[str], str] = escape_terminal if self._escape else str
         style = self._styles.setdefault(name, COLOURS[len(self._styles) % len(COLOURS)])
         for line in lines:
             if not self._prefix:

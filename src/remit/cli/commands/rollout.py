@@ -42,7 +42,7 @@ GOALS = "ready, complete, failed, delete, phase=PHASE or condition=TYPE"
 )
 @click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
 @server_options()
-def wait(asked: CommandContext, what: tuple[str, ...], goal: str, timeout: str) -> None:
+def wait(context: CommandContext, what: tuple[str, ...], goal: str, timeout: str) -> None:
     """Wait until objects reach a goal.
 
     Exit codes: 1 if the timeout expired or the goal can no longer be reached, with the current state; 3 if replicas could
@@ -52,18 +52,18 @@ def wait(asked: CommandContext, what: tuple[str, ...], goal: str, timeout: str) 
     from remit.cli.session.wait_conditions import parse_timeout, wait_for_goals
 
     async def wait_for(api: Api) -> None:
-        for thing in things if goal != "delete" else ():
-            await get_object(api, asked, thing)  # fail at once if the name does not exist, instead of waiting for the timeout
+        for obj in objects if goal != "delete" else ():
+            await get_object(api, context, obj)  # fail at once if the name does not exist, instead of waiting for the timeout
         await wait_for_goals(api, goals, timeout_ms)
 
     timeout_ms = parse_timeout(timeout)
-    kinds, things = parse_object_refs(what)
+    kinds, objects = parse_object_refs(what)
     if kinds:
         raise click.UsageError(f"no NAME given; write {escaped(what[0])}/NAME")
-    goals = [_goal(asked, thing, goal) for thing in things]
-    call_server(asked, wait_for)
-    for one in goals:
-        click.echo(f"{escaped(one.name)} {_met(goal)}")
+    goals = [_goal(context, obj, goal) for obj in objects]
+    call_server(context, wait_for)
+    for item in goals:
+        click.echo(f"{escaped(item.name)} {_met(goal)}")
 
 
 def _met(goal: str) -> str:
@@ -72,7 +72,7 @@ def _met(goal: str) -> str:
     )
 
 
-def _goal(asked: CommandContext, thing: ObjectRef, text: str) -> Goal:
+def _goal(context: CommandContext, ref: ObjectRef, text: str) -> Goal:
     from remit.cli.session.object_lookup import display_name_of, tenant_of
     from remit.cli.session.wait_conditions import (
         ConditionMet,
@@ -83,50 +83,50 @@ def _goal(asked: CommandContext, thing: ObjectRef, text: str) -> Goal:
         WorkloadReady,
     )
 
-    word, _, rest = text.partition("=")
-    tenant, path = tenant_of(asked, thing), display_name_of(asked, thing)
-    if word in ("delete", "ready", "complete", "failed") and rest:
-        raise click.UsageError(f"--for={word} takes no value; write --for={word}")
-    match word:
+    goal_kind, _, rest = text.partition("=")
+    tenant, path = tenant_of(context, ref), display_name_of(context, ref)
+    if goal_kind in ("delete", "ready", "complete", "failed") and rest:
+        raise click.UsageError(f"--for={goal_kind} takes no value; write --for={goal_kind}")
+    match goal_kind:
         case "delete":
-            return ObjectDeleted(thing, tenant, path)
+            return ObjectDeleted(ref, tenant, path)
         case "condition" if rest:
             type_, _, status = rest.partition("=")
-            return ConditionMet(thing, tenant, path, type_, status or "True")
+            return ConditionMet(ref, tenant, path, type_, status or "True")
         case "phase" if rest:
-            _check(thing, PHASED, "phase")
-            return PhaseReached(thing, tenant, path, _phase(thing, rest))
-        case "ready" | "complete" if thing.kind == "Workload":
-            return WorkloadReady(thing.name, tenant, shown=path, done=word == "complete")
+            _check(ref, PHASED, "phase")
+            return PhaseReached(ref, tenant, path, _phase(ref, rest))
+        case "ready" | "complete" if ref.kind == "Workload":
+            return WorkloadReady(ref.name, tenant, display_name=path, must_complete=goal_kind == "complete")
         case "ready":
-            _check(thing, ("Workload", "Replica", "Node"), "ready state")
-            return ObjectReady(thing, tenant, path)
+            _check(ref, ("Workload", "Replica", "Node"), "ready state")
+            return ObjectReady(ref, tenant, path)
         case "complete":
-            _check(thing, ("Workload", "Replica"), "completion")
-            return ReplicaSucceeded(thing, tenant, path)
-        case "failed" if thing.kind == "Workload":
-            return ConditionMet(thing, tenant, path, "Failed", "True")
+            _check(ref, ("Workload", "Replica"), "completion")
+            return ReplicaSucceeded(ref, tenant, path)
+        case "failed" if ref.kind == "Workload":
+            return ConditionMet(ref, tenant, path, "Failed", "True")
         case "failed":
             raise click.UsageError("--for=failed applies to workloads; for a replica use --for=phase=failed")
     raise click.UsageError(f"unknown goal {quoted(text)}; use {GOALS}")
 
 
-def _check(thing: ObjectRef, kinds: tuple[str, ...], what: str) -> None:
-    if thing.kind not in kinds:
-        raise click.UsageError(f"a {thing.kind.lower()} has no {what}; use a {one_of(kind.lower() for kind in kinds)}")
+def _check(ref: ObjectRef, kinds: tuple[str, ...], noun: str) -> None:
+    if ref.kind not in kinds:
+        raise click.UsageError(f"a {ref.kind.lower()} has no {noun}; use a {one_of(kind.lower() for kind in kinds)}")
 
 
-def _phase(thing: ObjectRef, word: str) -> str:
+def _phase(ref: ObjectRef, phase: str) -> str:
     from remit.model.kinds import NodeHealth
     from remit.model.records import GrantPhase, Phase
 
     phases: dict[str, Any] = {"Replica": Phase, "Node": NodeHealth, "Grant": GrantPhase}
-    known = [str(one.value) for one in phases[thing.kind]]
-    if word.lower() not in known:
+    known = [str(item.value) for item in phases[ref.kind]]
+    if phase.lower() not in known:
         raise click.UsageError(
-            f"unknown phase {quoted(word)}; {did_you_mean(closest_name(word, known)) or f'use {one_of(known)}'}"
+            f"unknown phase {quoted(phase)}; {did_you_mean(closest_name(phase, known)) or f'use {one_of(known)}'}"
         )
-    return word.lower()
+    return phase.lower()
 
 
 RESTARTED: Final = "REMIT_RESTARTED"
@@ -149,7 +149,7 @@ def rollout() -> None:
 @click.argument("workload", metavar="WORKLOAD")
 @click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
 @server_options()
-def status(asked: CommandContext, workload: str, timeout: str) -> None:
+def status(context: CommandContext, workload: str, timeout: str) -> None:
     """Wait until the current generation of WORKLOAD is rolled out, and show progress.
 
     Exit codes: 1 if the timeout expired or the rollout failed, 3 if replicas could not be placed.
@@ -157,19 +157,19 @@ def status(asked: CommandContext, workload: str, timeout: str) -> None:
     from remit.cli.session.object_lookup import display_name_of, get_object, tenant_of
     from remit.cli.session.wait_conditions import WorkloadReady, parse_timeout, wait_for_goals
 
-    thing = parse_object_ref(workload, "Workload")
+    obj = parse_object_ref(workload, "Workload")
     timeout_ms = parse_timeout(timeout)
-    if thing.kind != "Workload":
-        raise click.UsageError(f"a {thing.kind.lower()} has no rollout; give a workload")
+    if obj.kind != "Workload":
+        raise click.UsageError(f"a {obj.kind.lower()} has no rollout; give a workload")
 
-    async def look(api: Api) -> None:
-        await get_object(api, asked, thing)
+    async def wait_for_rollout(api: Api) -> None:
+        await get_object(api, context, obj)
         await wait_for_goals(
-            api, [WorkloadReady(thing.name, tenant_of(asked, thing), shown=display_name_of(asked, thing))], timeout_ms
+            api, [WorkloadReady(obj.name, tenant_of(context, obj), display_name=display_name_of(context, obj))], timeout_ms
         )
 
-    call_server(asked, look)
-    click.echo(f"{escaped(display_name_of(asked, thing))} is rolled out")
+    call_server(context, wait_for_rollout)
+    click.echo(f"{escaped(display_name_of(context, obj))} is rolled out")
 
 
 @rollout.command(epilog=examples("remit rollout restart web", "remit rollout restart web --wait"))
@@ -177,7 +177,7 @@ def status(asked: CommandContext, workload: str, timeout: str) -> None:
 @click.option("--wait", is_flag=True, help="Wait until the new generation is rolled out.")
 @click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
 @server_options()
-def restart(asked: CommandContext, workload: str, wait: bool, timeout: str) -> None:
+def restart(context: CommandContext, workload: str, wait: bool, timeout: str) -> None:
     """Restart the replicas of WORKLOAD: roll out a new generation with the same spec, like any other change.
 
     New replicas read the current secrets and configs. The restart sets an environment variable in the template; applying a
@@ -188,21 +188,21 @@ def restart(asked: CommandContext, workload: str, wait: bool, timeout: str) -> N
     from remit.model.kinds import Workload
     from remit.world.clock import BootClock
 
-    thing = parse_object_ref(workload, "Workload")
-    if thing.kind != "Workload":
-        raise click.UsageError(f"a {thing.kind.lower()} cannot be restarted; give a workload")
+    obj = parse_object_ref(workload, "Workload")
+    if obj.kind != "Workload":
+        raise click.UsageError(f"a {obj.kind.lower()} cannot be restarted; give a workload")
     timeout_ms = parse_timeout(timeout)
 
-    async def begin(api: Api) -> None:
-        await get_object(api, asked, thing)
-        tenant, path = tenant_of(asked, thing), display_name_of(asked, thing)
+    async def restart_workload(api: Api) -> None:
+        await get_object(api, context, obj)
+        tenant, path = tenant_of(context, obj), display_name_of(context, obj)
         change = {"spec": {"template": {"env": {RESTARTED: BootClock().wall()}}}}
-        made = await api.patch(Workload, thing.name, change, tenant=tenant)
-        click.echo(f"{escaped(path)} restarted as generation {made.metadata.generation}")
+        patched = await api.patch(Workload, obj.name, change, tenant=tenant)
+        click.echo(f"{escaped(path)} restarted as generation {patched.metadata.generation}")
         if wait:
-            await wait_for_goals(api, [WorkloadReady(thing.name, tenant, shown=path)], timeout_ms)
+            await wait_for_goals(api, [WorkloadReady(obj.name, tenant, display_name=path)], timeout_ms)
 
-    call_server(asked, begin)
+    call_server(context, restart_workload)
 
 
 @click.command(
@@ -216,29 +216,29 @@ def restart(asked: CommandContext, workload: str, wait: bool, timeout: str) -> N
 @click.option("--wait", is_flag=True, help="Wait until all replicas are ready.")
 @click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
 @server_options()
-def scale(asked: CommandContext, workload: str, replicas: int, wait: bool, timeout: str) -> None:
+def scale(context: CommandContext, workload: str, replicas: int, wait: bool, timeout: str) -> None:
     """Set the number of replicas of WORKLOAD.
 
     Applying a manifest with another number overrides it.
     """
     from remit.cli.session.wait_conditions import parse_timeout
 
-    thing = parse_object_ref(workload, "Workload")
-    if thing.kind != "Workload":
-        raise click.UsageError(f"a {thing.kind.lower()} cannot be scaled; give a workload")
-    call_server(asked, lambda api: _scale(api, asked, thing, replicas, parse_timeout(timeout) if wait else 0))
+    obj = parse_object_ref(workload, "Workload")
+    if obj.kind != "Workload":
+        raise click.UsageError(f"a {obj.kind.lower()} cannot be scaled; give a workload")
+    call_server(context, lambda api: _scale(api, context, obj, replicas, parse_timeout(timeout) if wait else 0))
 
 
-async def _scale(api: Api, asked: CommandContext, thing: ObjectRef, replicas: int, wait_ms: int) -> None:
+async def _scale(api: Api, context: CommandContext, ref: ObjectRef, replicas: int, wait_ms: int) -> None:
     from remit.cli.session.object_lookup import display_name_of, get_object, tenant_of
     from remit.cli.session.wait_conditions import WorkloadReady, wait_for_goals
     from remit.model.kinds import Workload
 
-    before: Workload = await get_object(api, asked, thing)
+    before: Workload = await get_object(api, context, ref)
     if before.spec.type == "daemon":
-        raise CommandError(f"{thing} is a daemon: it has one replica on every eligible node", "change its placement instead")
-    tenant, path = tenant_of(asked, thing), display_name_of(asked, thing)
-    await api.patch(Workload, thing.name, {"spec": {"replicas": replicas}}, tenant=tenant)
+        raise CommandError(f"{ref} is a daemon: it has one replica on every eligible node", "change its placement instead")
+    tenant, path = tenant_of(context, ref), display_name_of(context, ref)
+    await api.patch(Workload, ref.name, {"spec": {"replicas": replicas}}, tenant=tenant)
     click.echo(f"{escaped(path)} scaled from {before.spec.replicas} to {replicas}")
     if wait_ms:
-        await wait_for_goals(api, [WorkloadReady(thing.name, tenant, shown=path)], wait_ms)
+        await wait_for_goals(api, [WorkloadReady(ref.name, tenant, display_name=path)], wait_ms)

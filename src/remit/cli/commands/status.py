@@ -29,54 +29,54 @@ if TYPE_CHECKING:
 )
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @server_options()
-def status(asked: CommandContext, output: str) -> None:
+def status(context: CommandContext, output: str) -> None:
     """Show the state of the scope, and scheduler or controller leases that are not held.
 
     Without a scheduler nothing is placed. Without controllers nothing is replaced, rolled out or removed. Running replicas
     continue in both cases. Exits with 1 if one of their leases is not held, and prints the fix. A new leader reports this
     only after one lease term, because holders may still renew until then.
     """
-    from remit.cli.output.console import console, until_nobody_reads
+    from remit.cli.output.console import console, until_broken_pipe
     from remit.cli.output.explanations import line
     from remit.cli.output.serialization import json_text
 
-    found = call_server(asked, lambda api: api.status())
-    with until_nobody_reads():
+    scope_status = call_server(context, lambda api: api.status())
+    with until_broken_pipe():
         if output == "json":
-            sys.stdout.write(json_text(found))
+            sys.stdout.write(json_text(scope_status))
         else:
             from remit.cli.output.console import BAD
 
             out = console()
-            for lead, words in told(found, asked.reach.server):
-                line(out, lead, words, BAD if lead == NOBODY else "")
-    if found.idle:
+            for label, text in lines(scope_status, context.address.server):
+                line(out, label, text, BAD if label == WARNING else "")
+    if scope_status.idle:
         sys.exit(FAILED)
 
 
-NOBODY = "warning"
+WARNING = "warning"
 
 
-def told(found: ScopeStatus, url: str) -> Iterator[tuple[str, str]]:
+def lines(scope_status: ScopeStatus, url: str) -> Iterator[tuple[str, str]]:
     """Yield label and text of each output line."""
-    from remit.cli.output.object_columns import span
+    from remit.cli.output.object_columns import format_span
 
-    yield "scope", f"{found.scope} at {url}, Remit {found.version or 'unknown'}"
-    yield "leader", f"{found.leader or 'unknown'}, epoch {found.epoch}, revision {found.revision}"
-    yield "server", f"up for {span(found.uptime_ms // 1000)}"
-    yield "nodes", counted(found.nodes)
-    yield "replicas", counted(found.replicas)
-    if not found.idle:
+    yield "scope", f"{scope_status.scope} at {url}, Remit {scope_status.version or 'unknown'}"
+    yield "leader", f"{scope_status.leader or 'unknown'}, epoch {scope_status.epoch}, revision {scope_status.revision}"
+    yield "server", f"up for {format_span(scope_status.uptime_ms // 1000)}"
+    yield "nodes", format_counts(scope_status.nodes)
+    yield "replicas", format_counts(scope_status.replicas)
+    if not scope_status.idle:
         yield "leases", "no unheld leases known"
-    for number, one in enumerate(found.idle):
-        yield NOBODY, one.why
-        after = found.idle[number + 1] if number + 1 < len(found.idle) else None
-        if after is None or after.cure != one.cure:
-            yield "fix", one.cure
+    for number, lease in enumerate(scope_status.idle):
+        yield WARNING, lease.why
+        following = scope_status.idle[number + 1] if number + 1 < len(scope_status.idle) else None
+        if following is None or following.cure != lease.cure:
+            yield "fix", lease.cure
 
 
-def counted(many: Mapping[str, int]) -> str:
-    return ", ".join(f"{word} {count:,}" for word, count in many.items()) or "none"
+def format_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{word} {count:,}" for word, count in counts.items()) or "none"
 
 
 @click.command(
@@ -98,20 +98,20 @@ def version(client: bool, context: str, server: str, token_file: str, ca_file: s
     """Print the version of this program, and of the server if one is configured."""
     import json
 
-    told = {"client": __version__}
+    result = {"client": __version__}
     if output == "text":
         click.echo(f"remit   {__version__}")
     if not client:
         try:
-            reach = ServerFlags(context, server, token_file, ca_file=ca_file).reach()
+            address = ServerFlags(context, server, token_file, ca_file=ca_file).resolve()
         except ContextError:
             if context or server:
                 raise
-            reach = None
-        if reach is not None:
-            status = call_server(CommandContext(reach), lambda api: api.status())
-            told |= {"server": status.version, "scope": status.scope, "leader": status.leader, "url": reach.server}
+            address = None
+        if address is not None:
+            status = call_server(CommandContext(address), lambda api: api.status())
+            result |= {"server": status.version, "scope": status.scope, "leader": status.leader, "url": address.server}
             if output == "text":
-                click.echo(escaped(f"server  {status.version or 'unknown'}  scope {status.scope} at {reach.server}"))
+                click.echo(escaped(f"server  {status.version or 'unknown'}  scope {status.scope} at {address.server}"))
     if output == "json":
-        click.echo(json.dumps(told))
+        click.echo(json.dumps(result))

@@ -75,7 +75,7 @@ def token() -> None:
 @click.option("-o", "--output", type=click.Choice(["token", "json"]), default="token", show_default=True)
 @server_options()
 def create(
-    asked: CommandContext, role: TokenRole, subject: str, nodes: tuple[str, ...], name: str, expires: str, output: str
+    context: CommandContext, role: TokenRole, subject: str, nodes: tuple[str, ...], name: str, expires: str, output: str
 ) -> None:
     """Create a token and print it. It is not shown again.
 
@@ -86,33 +86,33 @@ def create(
     from remit.world.randomness import RandomIds
 
     ids = RandomIds()
-    made = generate_token(ids)
-    mine = asked.reach.tenant if role == "member" or (role == "viewer" and asked.tenant_said) else ""
-    called = name or _called(role, subject, mine, ids.nonce()[:6])
-    thing = _declared(made, called, role, subject, mine, nodes, expires or TERMS.get(role, TERM))
-    call_server(asked, lambda api: _create(api, thing))
+    secret = generate_token(ids)
+    tenant_ = context.address.tenant if role == "member" or (role == "viewer" and context.tenant_given) else ""
+    token_name = name or _token_name(role, subject, tenant_, ids.nonce()[:6])
+    obj = _build_token(secret, token_name, role, subject, tenant_, nodes, expires or TERMS.get(role, TERM))
+    call_server(context, lambda api: _create(api, obj))
     if role == "join" and output == "token":
-        click.echo(_joining(asked, thing), err=True)
-    _tell(thing, made, output)
+        click.echo(_join_hint(context, obj), err=True)
+    _print_token(obj, secret, output)
 
 
-def _joining(asked: CommandContext, thing: Token) -> str:
+def _join_hint(context: CommandContext, obj: Token) -> str:
     """Return the agent command to copy, with the digest of the server's certificate. The token itself is left out, because
     stdout with the token may be redirected to a file while this text appears on the terminal.
     """
-    named = _played(thing.spec.nodes)
-    if not named:
+    node_args = _node_args(obj.spec.nodes)
+    if not node_args:
         return "one agent hosts node NAME, or NAME-1 to NAME-N: create one join token per agent, and run an agent with each"
-    words = ["remit", "agent", "--server", asked.reach.server, "--join", "FILE", "--data", "agent", *named]
-    if asked.reach.ca_file:
+    args = ["remit", "agent", "--server", context.address.server, "--join", "FILE", "--data", "agent", *node_args]
+    if context.address.ca_file:
         from remit.world.net.certificates import CertificateError, certificate_digest
 
         with suppress(CertificateError, OSError):
-            words += ["--ca-digest", certificate_digest(Path(asked.reach.ca_file).read_bytes())]
-    return f"run on the node's machine, with the token in FILE: {shlex.join(words)}"
+            args += ["--ca-digest", certificate_digest(Path(context.address.ca_file).read_bytes())]
+    return f"run on the node's machine, with the token in FILE: {shlex.join(args)}"
 
 
-def _played(nodes: Sequence[str]) -> list[str]:
+def _node_args(nodes: Sequence[str]) -> list[str]:
     """Return the options that make an agent host exactly these nodes; empty if there are no such options."""
     if len(nodes) == 1:
         return ["--name", nodes[0]]
@@ -122,13 +122,13 @@ def _played(nodes: Sequence[str]) -> list[str]:
     return ["--name", name, "--nodes", str(len(nodes))]
 
 
-def _called(role: str, subject: str, tenant: str, nonce: str) -> str:
-    words = re.sub(r"[^a-z0-9]+", "-", f"{role}-{tenant}-{subject}".lower()).strip("-")
-    return f"{words[:50].rstrip('-')}-{nonce}"
+def _token_name(role: str, subject: str, tenant: str, nonce: str) -> str:
+    args = re.sub(r"[^a-z0-9]+", "-", f"{role}-{tenant}-{subject}".lower()).strip("-")
+    return f"{args[:50].rstrip('-')}-{nonce}"
 
 
-def _declared(
-    made: str, called: str, role: TokenRole, subject: str, tenant: str, nodes: tuple[str, ...], expires: str
+def _build_token(
+    secret: str, token_name: str, role: TokenRole, subject: str, tenant: str, nodes: tuple[str, ...], expires: str
 ) -> Token:
     from remit.model.identity import Token, TokenSpec, expiry_after, token_digest
     from remit.model.manifests.validation import validate
@@ -144,33 +144,33 @@ def _declared(
         raise click.BadParameter("the lifetime must be more than 0 and at most 3650d", param_hint="--expires")
     spec = TokenSpec(
         role=role,
-        digest=token_digest(made),
+        digest=token_digest(secret),
         expires=expiry_after(BootClock().wall(), term_ms),
         subject=subject,
         tenant=tenant,
         nodes=tuple(sorted(set(nodes))),
     )
-    thing = Token(metadata=Metadata(name=called), spec=spec)
-    for problem in validate(thing):
+    obj = Token(metadata=Metadata(name=token_name), spec=spec)
+    for problem in validate(obj):
         raise click.UsageError(escaped(str(problem)))
-    return thing
+    return obj
 
 
-async def _create(api: Api, thing: Token) -> None:
-    await api.create(thing)
+async def _create(api: Api, obj: Token) -> None:
+    await api.create(obj)
 
 
-def _tell(thing: Token, made: str, output: str) -> None:
-    spec, name = thing.spec, thing.metadata.name
+def _print_token(obj: Token, secret: str, output: str) -> None:
+    spec, name = obj.spec, obj.metadata.name
     if output == "json":
         import msgspec
 
-        told = {"name": name, "token": made, "role": spec.role, "tenant": spec.tenant, "expires": spec.expires}
-        click.echo(msgspec.json.encode(told).decode())
+        fields = {"name": name, "token": secret, "role": spec.role, "tenant": spec.tenant, "expires": spec.expires}
+        click.echo(msgspec.json.encode(fields).decode())
         return
-    of = f" of tenant {spec.tenant}" if spec.tenant else f" of {', '.join(spec.nodes[:3])}" if spec.nodes else ""
-    click.echo(f"token {name}: {spec.role}{of}, expires {spec.expires}; it is not shown again", err=True)
-    click.echo(made)
+    owner = f" of tenant {spec.tenant}" if spec.tenant else f" of {', '.join(spec.nodes[:3])}" if spec.nodes else ""
+    click.echo(f"token {name}: {spec.role}{owner}, expires {spec.expires}; it is not shown again", err=True)
+    click.echo(secret)
 
 
 @token.command("list", epilog=examples("remit token list", "remit token list -o wide      also print the audience of each"))
@@ -178,19 +178,19 @@ def _tell(thing: Token, made: str, output: str) -> None:
     "-o", "--output", type=click.Choice(["table", "wide", "json", "yaml", "name"]), default="table", show_default=True
 )
 @server_options()
-def list_(asked: CommandContext, output: str) -> None:
+def list_(context: CommandContext, output: str) -> None:
     """List tokens with role, subject and expiry."""
-    from remit.cli.output.object_list import Wish, show
+    from remit.cli.output.object_list import ListOptions, show
 
-    call_server(asked, lambda api: show(api, asked, ["Token"], [], Wish(output)))
+    call_server(context, lambda api: show(api, context, ["Token"], [], ListOptions(output)))
 
 
 @token.command("revoke", epilog=examples("remit token revoke member-risk-ann-k3x2a7", "remit token revoke NAME NAME ..."))
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @server_options()
-def revoke(asked: CommandContext, names: tuple[str, ...]) -> None:
+def revoke(context: CommandContext, names: tuple[str, ...]) -> None:
     """Revoke tokens permanently. Requests with them are rejected, and their open watches and streams end."""
-    call_server(asked, lambda api: _revoke(api, names))
+    call_server(context, lambda api: _revoke(api, names))
 
 
 async def _revoke(api: Api, names: tuple[str, ...]) -> None:

@@ -1,7 +1,4 @@
-"""`agent`.
-
-Runs an agent: the node's side of Remit, with the work of one machine or of several nodes that it plays. It is in agent/.
-"""
+"""Command `agent`: enrolls this machine and runs its node agent. The agent itself is in agent/."""
 
 from __future__ import annotations
 
@@ -51,49 +48,71 @@ UNAUTHENTICATED: Final = 401
 STOP_GRACE_MS: Final = 10_000
 CALLBACK_NONCES: Final = 3
 SECRET_ENVIRONMENT: Final = ("REMIT_TOKEN", "REMIT_TOKEN_FILE", "REMIT_SERVER", "REMIT_CA_FILE")
-"""Of its own environment; a keeper, and what that starts, has no use for them."""
+"""Environment variables of the agent that are not passed on to the keeper and the replicas."""
 
 
 @click.command(
     epilog=examples(
         "remit token create --role join --node NAME > join.token",
         "remit agent --server http://127.0.0.1:7420 --name NAME --join join.token --data agent",
-        "remit agent --data agent --nodes 20 --region eu-central --region eu-west    twenty nodes to try things out",
-        "remit agent --data agent --cpu 8 --memory 16Gi --device gpu=2:A10           instead of what was found",
+        "remit agent --data agent --nodes 20 --region eu-central --region eu-west    twenty nodes on this machine, for trials",
+        "remit agent --data agent --cpu 8 --memory 16Gi --device gpu=2:A10           instead of the detected hardware",
     )
 )
 @server_connection_options
 @heartbeat_interval_option
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), required=True, help="Data directory of the agent.")
+@click.option("--name", default="", help="Name of the node.  [default: the host name]")
 @click.option(
-    "--data", type=click.Path(path_type=Path, file_okay=False), required=True, help="Where it keeps what it must find again."
+    "--nodes",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    help="Number of nodes to host on this machine: NAME-1 to NAME-N.",
 )
-@click.option("--name", default="", help="What its node is called.  [default: the machine's name]")
+@click.option("--region", "regions", multiple=True, help="Regions assigned to the nodes in turn. Repeatable.  [default: local]")
+@click.option("--zone", "zones", multiple=True, help="Zones assigned to the nodes in turn. Repeatable.  [default: REGION-a]")
+@click.option("--pool", default="default", show_default=True, help="Node pool.")
 @click.option(
-    "--nodes", type=click.IntRange(1, 10_000), default=1, show_default=True, help="How many nodes it plays: NAME-1 to NAME-N."
+    "--label",
+    "labels",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Label of the nodes, set when they are first registered. Repeatable.",
 )
-@click.option("--region", "regions", multiple=True, help="Where they are, in turn.  [default: local]")
-@click.option("--zone", "zones", multiple=True, help="In which zones, in turn.  [default: REGION-a]")
-@click.option("--pool", default="default", show_default=True, help="The pool of nodes that they belong to.")
-@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="A label of each node, when it is first declared.")
 @click.option(
-    "--taint", "taints", multiple=True, metavar="KEY[=VALUE]:EFFECT", help="A taint of each node, when it is first declared."
+    "--taint",
+    "taints",
+    multiple=True,
+    metavar="KEY[=VALUE]:EFFECT",
+    help="Taint of the nodes, set when they are first registered. Repeatable.",
 )
-@click.option("--cpu", default="", help="CPUs of each node.  [default: as found]")
-@click.option("--memory", default="", help="Memory of each node.  [default: as found]")
-@click.option("--device", "devices", multiple=True, metavar="KIND=N[:MODEL]", help="Devices of each node.  [default: as found]")
-@click.option("--address", default="127.0.0.1", show_default=True, help="Where its work, and it itself, are reached.")
+@click.option("--cpu", default="", help="CPUs of each node.  [default: detected]")
+@click.option("--memory", default="", help="Memory of each node.  [default: detected]")
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    metavar="KIND=N[:MODEL]",
+    help="Devices of each node. Repeatable.  [default: detected]",
+)
+@click.option(
+    "--address", default="127.0.0.1", show_default=True, help="Address at which the agent and its replicas are reached."
+)
 @click.option(
     "--sandbox",
     type=click.Choice(["auto", "bwrap", "none"]),
     default="auto",
     show_default=True,
-    help="For work that does not say.",
+    help="Sandbox of replicas whose manifest does not choose one.",
 )
 @host_options
-@click.option("--join", "join_token", default="", metavar="TOKEN|FILE", help="Become an agent of the scope, once.")
-@click.option("--ca-digest", default="", metavar="sha256:...", help="With --join: by which the server's authority is known.")
-@click.option("--end-work", is_flag=True, help="When it is ended, end all work with it, and the keeper.")
-@click.option("--log-bounds", default="", hidden=True, help="How much of what work says is kept.")
+@click.option(
+    "--join", "join_token", default="", metavar="TOKEN|FILE", help="Join the scope with this join token. Needed once."
+)
+@click.option("--ca-digest", default="", metavar="sha256:...", help="With --join: digest of the server's CA certificate.")
+@click.option("--end-work", is_flag=True, help="At shutdown, also stop all replicas and the keeper.")
+@click.option("--log-bounds", default="", hidden=True, help="Retention of replica logs.")
 @metrics_option
 @log_options
 @click.pass_context
@@ -123,43 +142,43 @@ def agent(
     metrics: ListenAddress | None,
     log_format: LogFormat | None,
     log_level: LogLevel,
-    lending: HostOptions,
+    permissions: HostOptions,
 ) -> None:
-    """Run the work of this machine, until ended.
+    """Run the agent of this machine, as one node or several.
 
-    The work outlives it: a keeper beside it, which it starts, holds the deadlines of what must never run twice, and the next
-    agent on the same directory finds everything again. `remit keeper --end --data DIR` ends all of that.
+    Replicas continue to run when the agent stops: its keeper process supervises them and enforces fencing deadlines, and the
+    next agent on the same directory recovers them. `remit keeper --end --data DIR` stops the replicas and the keeper.
     """
     from remit.agent.keeper.log_retention import parse_log_bounds as read_bounds
 
-    joined = Credentials(data.absolute() / "run" / "joined")
-    join_token = _read_join_token(join_token, known=joined.is_joined)
+    credentials = Credentials(data.absolute() / "run" / "joined")
+    join_token = _read_join_token(join_token, has_credentials=credentials.is_joined)
     if join_token or (
-        joined.is_joined and ctx.get_parameter_source("token_file") is not click.core.ParameterSource.COMMANDLINE
+        credentials.is_joined and ctx.get_parameter_source("token_file") is not click.core.ParameterSource.COMMANDLINE
     ):
         urls, token, trust = _server_urls(servers), "", Trust(str(ca_file or ""))
     else:
         urls, token, trust = resolve_servers(servers, token_file, ca_file)
-        joined = joined._replace(directory=Path("/nonexistent"))
+        credentials = credentials._replace(directory=Path("/nonexistent"))
     declared = NodeOptions(name, nodes, regions or ("local",), zones, pool, labels, taints, cpu, memory, devices, address)
     try:
         bounds = read_bounds(log_bounds).to_text()
     except ValueError as error:
         raise click.BadParameter(escaped(str(error)), param_hint="--log-bounds") from error
-    said = ctx.get_parameter_source("beat_ms") is click.core.ParameterSource.COMMANDLINE
-    asked = _AgentConfig(
-        urls, token, trust, data.absolute(), declared, beat_ms if said else 0, sandbox, end_work, bounds, lending
+    beat_given = ctx.get_parameter_source("beat_ms") is click.core.ParameterSource.COMMANDLINE
+    config = _AgentConfig(
+        urls, token, trust, data.absolute(), declared, beat_ms if beat_given else 0, sandbox, end_work, bounds, permissions
     )
-    asked.joined, asked.join_token, asked.ca_digest = joined, join_token, ca_digest
-    asked.metrics, asked.logging = metrics, LoggingOptions(log_format, log_level)
+    config.credentials, config.join_token, config.ca_digest = credentials, join_token, ca_digest
+    config.metrics, config.logging = metrics, LoggingOptions(log_format, log_level)
     try:
-        sys.exit(run_until_signalled(lambda: _run(asked)))
+        sys.exit(run_until_signalled(lambda: _run(config)))
     except* click.ClickException as group:
         raise group.exceptions[0] from None
 
 
 class _AgentConfig:
-    """What was asked for on the command line. `beat_ms` 0: as the scope has it."""
+    """Settings of the command line. `beat_ms` 0: use the heartbeat interval of the scope."""
 
     def __init__(
         self,
@@ -172,51 +191,51 @@ class _AgentConfig:
         sandbox: str,
         end_work: bool,
         bounds: str,
-        lending: HostOptions,
+        permissions: HostOptions,
     ) -> None:
         self.trust = trust
         self.urls, self.token, self.data, self.declared = urls, token, data, declared
         self.beat_ms, self.sandbox, self.end_work, self.bounds = beat_ms, sandbox, end_work, bounds
         self.metrics: ListenAddress | None = None
-        self.joined = Credentials(Path("/nonexistent"))
+        self.credentials = Credentials(Path("/nonexistent"))
         self.join_token = self.ca_digest = ""
         self.logging = LoggingOptions()
-        self.lending = lending
+        self.permissions = permissions
 
 
-async def _run(asked: _AgentConfig) -> None:
+async def _run(config: _AgentConfig) -> None:
     from remit.agent.setup import AgentDirectory
     from remit.client.http_link import connect
     from remit.world.interfaces import DiskError, FileBusy, WorldError
     from remit.world.production import production
 
-    directory = AgentDirectory(asked.data)
+    directory = AgentDirectory(config.data)
     try:
         directory.create()
     except (OSError, ValueError, DiskError) as error:
         raise click.ClickException(f"--data: {escaped(str(error))}") from error
     world = production(directory.addresses)
     try:
-        with ExitStack() as held:
+        with ExitStack() as locks:
             try:
-                held.enter_context(world.disk.lock(directory.agent_lock))
+                locks.enter_context(world.disk.lock(directory.agent_lock))
             except FileBusy:
-                other = directory.agent_pid.read_text().strip() if directory.agent_pid.exists() else "unknown"
-                where = escaped(str(asked.data))
+                other_pid = directory.agent_pid.read_text().strip() if directory.agent_pid.exists() else "unknown"
+                place = escaped(str(config.data))
                 raise click.ClickException(
-                    f"another agent (process {escaped(other)}) runs on {where}; end it, or use another --data"
+                    f"another agent (process {escaped(other_pid)}) runs on {place}; stop it, or use another --data"
                 ) from None
             except DiskError as error:
                 raise click.ClickException(escaped(str(error))) from error
             directory.write_pid(world.disk, directory.agent_pid, os.getpid())
             try:
-                complain = ErrorReporter(asked.logging.of("agent", world.clock))
-                await _join(asked, world, complain)
-                connected = connect(asked.urls, asked.token, world, trust=asked.trust, log=complain)
+                report = ErrorReporter(config.logging.of("agent", world.clock))
+                await _join(config, world, report)
+                connected = connect(config.urls, config.token, world, trust=config.trust, log=report)
             except (ValueError, WorldError) as error:
                 raise click.ClickException(escaped(str(error))) from error
             async with connected:
-                await _run_agent(asked, directory, connected)
+                await _run_agent(config, directory, connected)
     finally:
         await world.offload.close()
 
@@ -225,89 +244,92 @@ def _server_urls(servers: tuple[str, ...]) -> tuple[str, ...]:
     from remit.cli.session.contexts import server_url
 
     if not servers:
-        raise click.UsageError("say with --server URL where the server is")
+        raise click.UsageError("no server given; use --server URL")
     return tuple(map(server_url, servers))
 
 
-async def _join(asked: _AgentConfig, world: World, complain: ErrorReporter) -> None:
-    """Become who it is, if it has not yet, or is not any more; then be that one. The join token is not needed again."""
+async def _join(config: _AgentConfig, world: World, report: ErrorReporter) -> None:
+    """Enroll with the join token unless valid credentials exist, and use the credentials from then on."""
     from remit.agent.credentials import JoinTarget, join
 
-    if asked.join_token and not (asked.joined.is_joined and await _is_still_enrolled(asked, world)):
-        equipment = await world.offload(world.host.inventory)
-        nodes = tuple(asked.declared.names(equipment))
-        await join(asked.joined, JoinTarget(asked.urls, asked.join_token, nodes, asked.trust, asked.ca_digest), world, complain)
-        click.echo(f"agent: joined as {', '.join(nodes[:3])}; who it is stands in {escaped(str(asked.joined.directory))}")
-    if asked.joined.is_joined:
-        asked.token = asked.joined.token
-        asked.trust = asked.joined.client_tls if asked.joined.uses_tls else asked.trust
+    if config.join_token and not (config.credentials.is_joined and await _is_still_enrolled(config, world)):
+        inventory = await world.offload(world.host.inventory)
+        nodes = tuple(config.declared.names(inventory))
+        await join(
+            config.credentials, JoinTarget(config.urls, config.join_token, nodes, config.trust, config.ca_digest), world, report
+        )
+        click.echo(f"agent: joined as {', '.join(nodes[:3])}; credentials are in {escaped(str(config.credentials.directory))}")
+    if config.credentials.is_joined:
+        config.token = config.credentials.token
+        config.trust = config.credentials.client_tls if config.credentials.uses_tls else config.trust
 
 
-async def _is_still_enrolled(asked: _AgentConfig, world: World) -> bool:
-    """False: a server says that it is not, so it may join again, if its join token lets it. Silence says nothing, unless its
-    name has run out: a server that is shown an old certificate hangs up, and says no word to it ever again.
+async def _is_still_enrolled(config: _AgentConfig, world: World) -> bool:
+    """Check whether a server still accepts the credentials. If no server responds, the expiry of the certificate decides,
+    because a server closes connections with an expired certificate without a response.
     """
     from remit.agent.credentials import NotJoined, have_expired, renew
     from remit.world.interfaces import WorldError
 
     try:
         async with world.clock.timeout_ms(ANSWER_TIMEOUT_MS):
-            await renew(asked.joined, asked.urls, world)
+            await renew(config.credentials, config.urls, world)
     except NotJoined as error:
         return error.status != UNAUTHENTICATED
     except (WorldError, TimeoutError):
-        return not have_expired(asked.joined, world)
+        return not have_expired(config.credentials, world)
     return True
 
 
-def _read_join_token(said: str, *, known: bool) -> str:
-    """As it was written, or from the file that was named, which may be gone once it has joined."""
+def _read_join_token(value: str, *, has_credentials: bool) -> str:
+    """Return the join token, given literally or as a file. The file may be missing once the agent has joined."""
     from remit.model.identity import TOKEN_PREFIX
 
-    if not said or said.startswith(TOKEN_PREFIX):
-        return said
+    if not value or value.startswith(TOKEN_PREFIX):
+        return value
     try:
-        found = Path(said).read_text().strip()
+        token = Path(value).read_text().strip()
     except (OSError, ValueError) as error:
-        if known:
+        if has_credentials:
             return ""
-        wrong = f"it is neither a token, which begins with {TOKEN_PREFIX}, nor a file that can be read ({escaped(str(error))})"
-        raise click.BadParameter(wrong, param_hint="--join") from error
-    if not found.startswith(TOKEN_PREFIX) or not found.isascii() or not found.isprintable():
-        raise click.BadParameter(f"{escaped(said)} has no token in it; write the whole one", param_hint="--join")
-    return found
+        message = f"this is neither a token (tokens begin with {TOKEN_PREFIX}) nor a readable file ({escaped(str(error))})"
+        raise click.BadParameter(message, param_hint="--join") from error
+    if not token.startswith(TOKEN_PREFIX) or not token.isascii() or not token.isprintable():
+        raise click.BadParameter(f"{escaped(value)} does not contain a complete token", param_hint="--join")
+    return token
 
 
 @asynccontextmanager
-async def _credential_renewal(asked: _AgentConfig, connected: ScopeConnection, complain: ErrorReporter) -> AsyncIterator[None]:
+async def _credential_renewal(config: _AgentConfig, connected: ScopeConnection, report: ErrorReporter) -> AsyncIterator[None]:
     from remit.agent.credentials import run_renewals
 
-    if not asked.joined.is_joined:
+    if not config.credentials.is_joined:
         yield
         return
     async with asyncio.TaskGroup() as group:
         task = group.create_task(
-            run_renewals(asked.joined, asked.urls, connected.world, connected.link.use_certificate, complain), name="renewing"
+            run_renewals(config.credentials, config.urls, connected.world, connected.link.use_certificate, report),
+            name="renewing",
         )
         yield
         task.cancel()
 
 
-def _callback_link(asked: _AgentConfig, port: int) -> SocketLink:
-    """Where servers ask it: over TLS as soon as it has a certificate, and then nobody but servers."""
+def _callback_link(config: _AgentConfig, port: int) -> SocketLink:
+    """Return the link on which servers call the agent. With a certificate it uses TLS and accepts only servers."""
     from remit.world.net.rpc_client import SocketLink
 
-    host = f"[{asked.declared.address}]" if ":" in asked.declared.address else asked.declared.address
+    host = f"[{config.declared.address}]" if ":" in config.declared.address else config.declared.address
     try:
-        if asked.joined.uses_tls:
-            return SocketLink({CALLBACK_ENDPOINT: f"tls:{host}:{port}"}, asked.joined.link_tls())
+        if config.credentials.uses_tls:
+            return SocketLink({CALLBACK_ENDPOINT: f"tls:{host}:{port}"}, config.credentials.link_tls())
         return SocketLink({CALLBACK_ENDPOINT: f"tcp:{host}:{port}"})
     except ValueError as error:
         raise click.BadParameter(escaped(str(error)), param_hint="--address") from error
 
 
-async def _run_agent(asked: _AgentConfig, directory: AgentDirectory, connected: ScopeConnection) -> None:
-    """Everything but the directory's lock: declare, run, and say so."""
+async def _run_agent(config: _AgentConfig, directory: AgentDirectory, connected: ScopeConnection) -> None:
+    """Register the nodes and run the agent. The caller holds the lock of the directory."""
     from remit.agent.keeper.protocol import KeeperLauncher
     from remit.agent.setup import build_agent as build
     from remit.agent.setup import build_callbacks
@@ -315,45 +337,47 @@ async def _run_agent(asked: _AgentConfig, directory: AgentDirectory, connected: 
     from remit.model.claims import Actor, Role
 
     world = connected.world
-    complain = ErrorReporter(asked.logging.of("agent", world.clock))
-    equipment = await world.offload(world.host.inventory)
-    confinement = world.runner.isolation_support()
-    sandbox = confinement.sandbox if asked.sandbox == "auto" else asked.sandbox == "bwrap"
-    if asked.sandbox == "bwrap" and not confinement.sandbox:
-        raise click.ClickException("bubblewrap is not installed; apt-get install bubblewrap, or say --sandbox none")
-    lends = asked.lending.lends()
-    if sandbox and lends.user:
-        await world.offload(lambda: _warn_if_sandbox_needs_root(complain))
+    report = ErrorReporter(config.logging.of("agent", world.clock))
+    inventory = await world.offload(world.host.inventory)
+    isolation = world.runner.isolation_support()
+    sandbox = isolation.sandbox if config.sandbox == "auto" else config.sandbox == "bwrap"
+    if config.sandbox == "bwrap" and not isolation.sandbox:
+        raise click.ClickException("bubblewrap is not installed; apt-get install bubblewrap, or use --sandbox none")
+    host_options = config.permissions.host_options()
+    if sandbox and host_options.user:
+        await world.offload(lambda: _warn_if_sandbox_needs_root(report))
     port = (await world.ports.find_free(1))[0]
-    nodes = build_nodes(asked.declared, equipment, port)
-    name = f"{asked.declared.called(equipment)}-{_agent_identity(directory, world)}"
+    nodes = build_nodes(config.declared, inventory, port)
+    name = f"{config.declared.base_name(inventory)}-{_agent_identity(directory, world)}"
     client = connected.client_for(Actor(name, Role.AGENT))
     callback = "".join(world.ids.nonce() for _ in range(CALLBACK_NONCES))
-    status = await _wait_for_status(client, complain, world)
-    if asked.beat_ms and asked.beat_ms != status.beat_ms:
-        raise click.ClickException(f"this scope beats every {status.beat_ms} ms, not {asked.beat_ms}; start it without --beat")
-    one = build(
+    status = await _wait_for_status(client, report, world)
+    if config.beat_ms and config.beat_ms != status.beat_ms:
+        raise click.ClickException(
+            f"the heartbeat interval of this scope is {status.beat_ms} ms, not {config.beat_ms} ms; leave out --beat"
+        )
+    agent_ = build(
         world, client, connected.names, directory, nodes,
-        name=name, scope=status.scope, timing=Timing(status.beat_ms), sandbox=sandbox, log=complain, on_failure=complain,
+        name=name, scope=status.scope, timing=Timing(status.beat_ms), sandbox=sandbox, log=report, on_failure=report,
         callback_token=callback,
-        log_debug=complain.log.debug,
-        permissions=lends,
-        launch_keeper=KeeperLauncher(world, keeper_process_spec(directory, asked.bounds), directory.keeper_lock, complain),
+        log_debug=report.log.debug,
+        permissions=host_options,
+        launch_keeper=KeeperLauncher(world, keeper_process_spec(directory, config.bounds), directory.keeper_lock, report),
     )  # fmt: skip
     from remit.cli.local.agent_options import startup_line
 
-    heard = _callback_link(asked, port).serve(CALLBACK_ENDPOINT, build_callbacks(world, one, callback))
-    async with heard, _metrics_endpoint(asked, one, complain), _credential_renewal(asked, connected, complain):
-        click.echo(startup_line(nodes, confinement, sandbox=sandbox, user=lends.user, servers=connected.names))
+    callbacks = _callback_link(config, port).serve(CALLBACK_ENDPOINT, build_callbacks(world, agent_, callback))
+    async with callbacks, _metrics_endpoint(config, agent_, report), _credential_renewal(config, connected, report):
+        click.echo(startup_line(nodes, isolation, sandbox=sandbox, user=host_options.user, servers=connected.names))
         try:
-            await one.run()
+            await agent_.run()
         except asyncio.CancelledError:
-            await _on_shutdown(asked, directory, one, world)
+            await _on_shutdown(config, directory, agent_, world)
             raise
 
 
-def _warn_if_sandbox_needs_root(complain: ErrorReporter) -> None:
-    """Some systems let root alone make one: said now, since work will only say that it has ended."""
+def _warn_if_sandbox_needs_root(report: ErrorReporter) -> None:
+    """Warn if only root can create sandboxes here. Otherwise replicas would just fail to start."""
     import shutil
 
     from remit.world.host_checks import NO_UNPRIVILEGED_SANDBOX, USER_NAMESPACES_FIX, can_create_sandbox
@@ -361,46 +385,46 @@ def _warn_if_sandbox_needs_root(complain: ErrorReporter) -> None:
 
     program = shutil.which(BUBBLEWRAP)
     if program is not None and not can_create_sandbox(program, UID_FIRST):
-        complain(f"bubblewrap {NO_UNPRIVILEGED_SANDBOX}; {USER_NAMESPACES_FIX}")
+        report(f"bubblewrap {NO_UNPRIVILEGED_SANDBOX}; {USER_NAMESPACES_FIX}")
 
 
 @asynccontextmanager
-async def _metrics_endpoint(asked: _AgentConfig, one: Agent, complain: ErrorReporter) -> AsyncIterator[None]:
-    """Tell what is counted, if that was asked for: else nothing is loaded for it, for an agent must be back soon."""
-    if asked.metrics is None:
+async def _metrics_endpoint(config: _AgentConfig, agent_: Agent, report: ErrorReporter) -> AsyncIterator[None]:
+    """Serve metrics if --metrics is given. Otherwise nothing is imported for them, to keep agent restarts fast."""
+    if config.metrics is None:
         yield
         return
     from remit.serve.metrics.collectors import agent_metrics, log_metrics
     from remit.serve.metrics.exposition import MetricsRegistry, serve_metrics
 
-    async with serve_metrics(MetricsRegistry(agent_metrics(one), log_metrics(complain.log)), asked.metrics) as where:
-        click.echo(f"agent: what it counts is at {where}")
+    async with serve_metrics(MetricsRegistry(agent_metrics(agent_), log_metrics(report.log)), config.metrics) as address:
+        click.echo(f"agent: metrics at {address}")
         yield
 
 
-async def _wait_for_status(client: AuthorityClient, complain: ErrorReporter, world: World) -> AuthorityStatus:
-    """Of the scope; waited for, since an agent without one has nothing to do."""
+async def _wait_for_status(client: AuthorityClient, report: ErrorReporter, world: World) -> AuthorityStatus:
+    """Return the status of the scope. Waits until a server responds."""
     from remit.client.authority_client import RetriesExhausted
 
     while True:
         try:
             return await client.status(deadline_ms=ANSWER_TIMEOUT_MS)
         except RetriesExhausted as error:
-            complain(f"no server answers yet: {error.reason}")
+            report(f"no server responds yet: {error.reason}")
             await world.clock.sleep_ms(RETRY_MS)
 
 
 def _agent_identity(directory: AgentDirectory, world: World) -> str:
-    """What tells this agent from another of the same name: made once, and kept."""
+    """Return the persistent random id that distinguishes this agent from others of the same name."""
     from remit.world.interfaces import DiskError, FileMissing
 
     try:
         try:
             return world.disk.read(directory.identity).decode().strip()
         except FileMissing:
-            made = world.ids.incarnation()
-            world.disk.write_atomically(directory.identity, f"{made}\n".encode())
-            return made
+            identity = world.ids.incarnation()
+            world.disk.write_atomically(directory.identity, f"{identity}\n".encode())
+            return identity
     except DiskError as error:
         raise click.ClickException(escaped(str(error))) from error
 
@@ -417,21 +441,23 @@ def keeper_process_spec(directory: AgentDirectory, bounds: str = "") -> ProcessS
     )
 
 
-async def _on_shutdown(asked: _AgentConfig, directory: AgentDirectory, one: Agent, world: World) -> None:
+async def _on_shutdown(config: _AgentConfig, directory: AgentDirectory, agent_: Agent, world: World) -> None:
     from remit.agent.keeper.protocol import KeeperClient
     from remit.agent.setup import KEEPER, build_secret_files
     from remit.world.interfaces import LinkError
 
-    count = one.running_attempts()
-    if not asked.end_work:
+    count = agent_.running_attempts()
+    if not config.end_work:
         if count:
-            end = f"`remit keeper --end --data {directory.root}` ends it"
-            click.echo(f"agent: {count} replicas run on, and the keeper with them; start the agent again to go on, or {end}")
+            end = f"`remit keeper --end --data {directory.root}` stops them"
+            click.echo(
+                f"agent: stopped; {count} replicas and the keeper continue. Start the agent again to manage them, or {end}"
+            )
         return
-    click.echo(f"agent: ends {count} replicas, and the keeper")
+    click.echo(f"agent: stopping {count} replicas and the keeper")
     try:
         await KeeperClient(world.link, KEEPER, world.clock).shut_down(STOP_GRACE_MS)
     except LinkError as error:
         click.echo(f"agent: {error}", err=True)
         return
-    await world.offload(build_secret_files(directory).destroy)  # what that work was to read
+    await world.offload(build_secret_files(directory).destroy)  # secrets of the stopped replicas

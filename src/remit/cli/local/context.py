@@ -1,9 +1,4 @@
-"""`context`, `completion`.
-
-Reads and writes the file of contexts; no server is asked.
-
-Prints click's own script, with a line on where to put it.
-"""
+"""Commands `context` and `completion`: manage named servers, and print the shell completion script. No server is called."""
 
 from __future__ import annotations
 
@@ -31,17 +26,17 @@ from remit.model.problems import escaped
 @click.group(
     no_args_is_help=True,
     epilog=examples(
-        "remit context list                                       those that are known; * is in use",
+        "remit context list                                       list the contexts; * marks the current one",
         "remit context set prod --server https://remit.example:7420 --token-file ~/.remit-token",
-        "remit context use prod                                   from now on, unless another is named",
-        "remit get nodes --context local                          another one, only this time",
+        "remit context use prod                                   make it the current context",
+        "remit get nodes --context local                          use another context for one command",
     ),
 )
 def context() -> None:
-    """Servers by name, and which of them is meant when no other is named.
+    """Manage named servers (contexts) and choose the current one.
 
-    They are kept in ~/.config/remit/config.yaml, or in the file that REMIT_CONFIG names. A flag comes before the environment
-    (REMIT_SERVER, REMIT_TOKEN, REMIT_TOKEN_FILE, REMIT_CA_FILE, REMIT_TENANT, REMIT_CONTEXT), and that before the file.
+    Contexts are stored in ~/.config/remit/config.yaml, or in the file REMIT_CONFIG. Flags take precedence over the environment
+    (REMIT_SERVER, REMIT_TOKEN, REMIT_TOKEN_FILE, REMIT_CA_FILE, REMIT_TENANT, REMIT_CONTEXT), and that over the file.
     """
 
 
@@ -51,71 +46,73 @@ def context() -> None:
 )
 @click.option("-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
 def list_(output: str) -> None:
-    """List the contexts; the one in use has a *. Tokens are not shown."""
+    """List the contexts; * marks the current one. Tokens are not shown."""
     path = config_path()
-    known = load_contexts(path)
+    contexts = load_contexts(path)
     if output == "name":
-        for one in known.contexts:
-            click.echo(escaped(one.name))
+        for ctx in contexts.contexts:
+            click.echo(escaped(ctx.name))
     elif output == "json":
-        shown = [msgspec.structs.replace(one, token="") for one in known.contexts]
-        click.echo(msgspec.json.encode(Contexts(tuple(shown), known.current)).decode())
-    elif not known.contexts:
-        click.echo(f"{escaped(str(path))} has no context; `remit up` makes one, and so does `remit context set`", err=True)
+        without_tokens = [msgspec.structs.replace(ctx, token="") for ctx in contexts.contexts]
+        click.echo(msgspec.json.encode(Contexts(tuple(without_tokens), contexts.current)).decode())
+    elif not contexts.contexts:
+        click.echo(f"{escaped(str(path))} contains no context; `remit up` or `remit context set` creates one", err=True)
     else:
-        _show(known)
+        _show(contexts)
 
 
-def _show(known: Contexts) -> None:
-    from remit.cli.output.console import Column, Sheet, console, until_nobody_reads
+def _show(contexts: Contexts) -> None:
+    from remit.cli.output.console import Column, Sheet, console, until_broken_pipe
 
-    heads = (Column(""), Column("NAME"), Column("SERVER"), Column("TENANT"), Column("TOKEN", fluid=True))
+    columns = (Column(""), Column("NAME"), Column("SERVER"), Column("TENANT"), Column("TOKEN", fluid=True))
     rows = [
-        ["*" if one.name == known.current else "", one.name, one.server, one.tenant or "default", _describe_token(one)]
-        for one in known.contexts
+        ["*" if ctx.name == contexts.current else "", ctx.name, ctx.server, ctx.tenant or "default", _describe_token(ctx)]
+        for ctx in contexts.contexts
     ]
-    with until_nobody_reads():
-        Sheet(console(), heads).show(rows)
+    with until_broken_pipe():
+        Sheet(console(), columns).show(rows)
 
 
-def _describe_token(one: Context) -> str:
-    return one.token_file or ("kept here" if one.token else "none")
+def _describe_token(ctx: Context) -> str:
+    return ctx.token_file or ("stored inline" if ctx.token else "none")
 
 
 @context.command(
     epilog=examples(
         "remit context set prod --server https://remit.example:7420 --token-file token --ca-file ca.pem",
-        "remit context set prod --tenant risk        change one thing of a context that is there",
-        "remit context set ann --like prod --token-file ann.token --tenant risk     the same server, as somebody else",
+        "remit context set prod --tenant risk        change the tenant of an existing context",
+        "remit context set ann --like prod --token-file ann.token --tenant risk     the same server with another token",
     )
 )
 @click.argument("name")
-@click.option("--server", default="", metavar="URL", help="Where it is, such as http://127.0.0.1:7420.")
-@click.option("--like", default="", metavar="NAME", help="The server, and its authority, of another context; not its token.")
-@click.option("--token-file", default="", metavar="FILE", help="The file with the token; it is read at each use.")
-@click.option("--ca-file", default="", metavar="FILE", help="The certificate of its authority, if the system knows it not.")
-@click.option("-t", "-n", "--tenant", default="", help="Whose things are meant if nobody says.")
-@click.option("--use", is_flag=True, help="Use it from now on. The first one is used anyway.")
+@click.option("--server", default="", metavar="URL", help="URL of the server, such as http://127.0.0.1:7420.")
+@click.option(
+    "--like", default="", metavar="NAME", help="Copy server and CA certificate from another context, but not its token."
+)
+@click.option("--token-file", default="", metavar="FILE", help="File with the access token; it is read at each use.")
+@click.option("--ca-file", default="", metavar="FILE", help="CA certificate for https. Default: CA certificates of the system.")
+@click.option("-t", "-n", "--tenant", default="", help="Default tenant.")
+@click.option("--use", is_flag=True, help="Make it the current context. The first context always becomes current.")
 def set(name: str, server: str, like: str, token_file: str, ca_file: str, tenant: str, use: bool) -> None:
-    """Make a context, or change what is named of one."""
+    """Create a context, or change the given settings of an existing one."""
     _check_name(name)
     path = config_path()
-    known = load_contexts(path)
-    before = known.get(name)
+    contexts = load_contexts(path)
+    existing = contexts.get(name)
     if like:
-        other = known.named(like)
-        server, ca_file = server or other.server, ca_file or other.ca_file
-    if before is None and not server:
-        raise click.UsageError(f"there is no context {escaped(name)} yet; name its server with --server URL, or --like NAME")
+        template = contexts.named(like)
+        server, ca_file = server or template.server, ca_file or template.ca_file
+    if existing is None and not server:
+        raise click.UsageError(f"context {escaped(name)} does not exist yet; give its server with --server URL or --like NAME")
     if token_file:
         read_token(token_file, "--token-file")
         token_file = str(Path(token_file).expanduser().absolute())
     if ca_file:
         ca_file = str(Path(ca_file).expanduser().absolute())
-    base = before or Context(name, "")
-    if server and before is not None and server_url(server) != server_url(before.server) and not token_file:
-        base = Context(name, "", tenant=before.tenant)  # a token goes to the server that it was given for
-    made = Context(
+    base = existing or Context(name, "")
+    if server and existing is not None and server_url(server) != server_url(existing.server) and not token_file:
+        base = Context(name, "", tenant=existing.tenant)  # never send a token to another server
+    new = Context(
         name,
         server_url(server) if server else base.server,
         token="" if token_file else base.token,
@@ -123,8 +120,8 @@ def set(name: str, server: str, like: str, token_file: str, ca_file: str, tenant
         tenant=tenant or base.tenant,
         ca_file=ca_file or base.ca_file,
     )
-    save_contexts(path, with_context(known, made, use=use or not known.current))
-    click.echo(f"context {name} {'set' if before is None else 'changed'}")
+    save_contexts(path, with_context(contexts, new, use=use or not contexts.current))
+    click.echo(f"context {name} {'set' if existing is None else 'changed'}")
 
 
 def _check_name(name: str) -> None:
@@ -133,31 +130,35 @@ def _check_name(name: str) -> None:
     from remit.model.metadata import DNS_NAME
 
     if not re.search(DNS_NAME, name):
-        raise click.UsageError(f"{escaped(name)} is no name for a context; use a-z, 0-9, - and .")
+        raise click.UsageError(f"{escaped(name)} is not a valid context name; use a-z, 0-9, - and .")
 
 
 @context.command(epilog=examples("remit context use prod"))
 @click.argument("name")
 def use(name: str) -> None:
-    """Use a context from now on, unless another is named."""
+    """Make a context the current one."""
     path = config_path()
-    known = load_contexts(path)
-    found = known.named(name)
-    save_contexts(path, Contexts(known.contexts, found.name))
-    click.echo(f"using {escaped(found.name)}: {escaped(found.server)}")
+    contexts = load_contexts(path)
+    found = contexts.named(name)
+    save_contexts(path, Contexts(contexts.contexts, found.name))
+    click.echo(f"current context is {escaped(found.name)}: {escaped(found.server)}")
 
 
 @context.command(epilog=examples("remit context remove prod"))
 @click.argument("name")
 def remove(name: str) -> None:
-    """Forget a context. The server and the file of its token stay as they are."""
+    """Remove a context. Server and token file are not changed."""
     path = config_path()
-    known = load_contexts(path)
-    found = known.named(name)
-    left = tuple(one for one in known.contexts if one is not found)
-    save_contexts(path, Contexts(left, "" if known.current == found.name else known.current))
-    in_use = "; none is in use now, choose one with `remit context use`" if known.current == found.name and left else ""
-    click.echo(f"context {escaped(found.name)} removed{in_use}")
+    contexts = load_contexts(path)
+    found = contexts.named(name)
+    remaining = tuple(ctx for ctx in contexts.contexts if ctx is not found)
+    save_contexts(path, Contexts(remaining, "" if contexts.current == found.name else contexts.current))
+    note = (
+        "; there is no current context now, choose one with `remit context use`"
+        if contexts.current == found.name and remaining
+        else ""
+    )
+    click.echo(f"context {escaped(found.name)} removed{note}")
 
 
 __all__ = ["context", "save_and_use_context"]
@@ -178,10 +179,10 @@ INSTALL_COMMANDS = {
 )
 @click.argument("shell", type=click.Choice(list(INSTALL_COMMANDS)))
 def completion(shell: str) -> None:
-    """Print the script that completes commands in your SHELL."""
-    maker = get_completion_class(shell)
-    if maker is None:
+    """Print the completion script for SHELL."""
+    completion_class = get_completion_class(shell)
+    if completion_class is None:
         raise click.ClickException(f"click has no completion for {shell}")
-    head = "#compdef remit\n" if shell == "zsh" else ""  # zsh reads it only from the first line
-    script = maker(remit, {}, "remit", "_REMIT_COMPLETE").source().strip().removeprefix("#compdef remit").strip()
+    head = "#compdef remit\n" if shell == "zsh" else ""  # zsh expects it on the first line
+    script = completion_class(remit, {}, "remit", "_REMIT_COMPLETE").source().strip().removeprefix("#compdef remit").strip()
     click.echo(f"{head}# Install with: {INSTALL_COMMANDS[shell]}\n{script}")

@@ -1,10 +1,6 @@
-"""Options and signal handling of long-running commands: data directory, listen, TLS, logging.
+"""Options and signal handling of long-running commands: data directory, server connection, listen address, TLS, logging.
 
-Options that parts share, signals, and a line for what goes wrong.
-
-Names of places only; little is loaded here.
-
-The options of those who serve; what comes of them is in world/net/server_keys.py.
+It imports little, because light commands import it too. Certificates are created in world/net/server_keys.py.
 """
 
 from __future__ import annotations
@@ -12,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-import signal  # noqa: TID251 - the program's own end
+import signal  # noqa: TID251 - handles signals to this program itself
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -34,14 +30,14 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 HEARTBEAT_INTERVAL: Final = "2s"
 RATE_LIMIT_KEY_CHARS: Final = 40
-"""Complaints that begin with the same so many signs are of one sort."""
+"""Messages that share a prefix of this length share one rate limit."""
 
 
 _STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class ListenType(click.ParamType["ListenAddress"]):
-    """Where to listen."""
+    """A listen address, HOST:PORT."""
 
     name = "HOST:PORT"
 
@@ -50,12 +46,12 @@ class ListenType(click.ParamType["ListenAddress"]):
 
         host, colon, port = str(value).rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-            self.fail(f"{quoted(str(value))} is no HOST:PORT; write 127.0.0.1:7420, or port 0 for any that is free", param, ctx)
+            self.fail(f"{quoted(str(value))} is not HOST:PORT; write 127.0.0.1:7420, or port 0 for any free port", param, ctx)
         return ListenAddress(host.strip("[]") or "127.0.0.1", int(port))
 
 
 class HeartbeatIntervalType(click.ParamType[int]):
-    """A duration, as milliseconds."""
+    """A heartbeat interval, converted to milliseconds."""
 
     name = "DURATION"
 
@@ -65,22 +61,22 @@ class HeartbeatIntervalType(click.ParamType[int]):
         if isinstance(value, int):
             return value
         try:
-            found = parse_duration(str(value))
+            interval_ms = parse_duration(str(value))
         except ValueError as error:
-            self.fail(f"{escaped(str(error))}; write one such as {HEARTBEAT_INTERVAL} or 500ms", param, ctx)
-        if not HEARTBEAT_MS_MIN <= found <= HEARTBEAT_MS_MAX:
+            self.fail(f"{escaped(str(error))}; use a duration such as {HEARTBEAT_INTERVAL} or 500ms", param, ctx)
+        if not HEARTBEAT_MS_MIN <= interval_ms <= HEARTBEAT_MS_MAX:
             self.fail(
-                f"{escaped(str(value))} is no beat; from {HEARTBEAT_MS_MIN}ms to {HEARTBEAT_MS_MAX // 1000}s are", param, ctx
+                f"{escaped(str(value))} is out of range; use {HEARTBEAT_MS_MIN}ms to {HEARTBEAT_MS_MAX // 1000}s", param, ctx
             )
-        return found
+        return interval_ms
 
 
 def data_option(command: F) -> F:
-    """Of `remit up` and `remit down`: the same directory for both."""
+    """Add the option --data of `remit up` and `remit down`."""
     return click.option(
         "--data",
         type=click.Path(path_type=Path, file_okay=False),
-        help="Where all is kept.  [default: ~/.local/share/remit]",
+        help="Data directory.  [default: ~/.local/share/remit]",
     )(command)
 
 
@@ -91,23 +87,23 @@ def heartbeat_interval_option(command: F) -> F:
         type=HeartbeatIntervalType(),
         default=HEARTBEAT_INTERVAL,
         show_default=True,
-        help="How often all say that they are there; every silence counts in beats. The same for all parts of a scope.",
+        help="Heartbeat interval. Failure detection times are multiples of it. Must be the same for all components of a scope.",
     )(command)
 
 
 def server_connection_options(command: F) -> F:
-    """For whoever asks a server: where it is, who signs for it, and as whom."""
+    """Add the options of components that connect to a server: URL, token and CA certificate."""
     command = click.option(
         "--ca-file",
         type=click.Path(path_type=Path, dir_okay=False),
         envvar="REMIT_CA_FILE",
-        help="Who signs for an https:// server, if the system does not know.  [env: REMIT_CA_FILE]",
+        help="CA certificate for https. Default: CA certificates of the system.  [env: REMIT_CA_FILE]",
     )(command)
     command = click.option(
         "--token-file",
         type=click.Path(path_type=Path, dir_okay=False),
         envvar="REMIT_TOKEN_FILE",
-        help="The file with the token.  [env: REMIT_TOKEN_FILE, or the token itself in REMIT_TOKEN]",
+        help="File with the access token.  [env: REMIT_TOKEN_FILE, or the token itself in REMIT_TOKEN]",
     )(command)
     return click.option(
         "--server",
@@ -115,25 +111,25 @@ def server_connection_options(command: F) -> F:
         multiple=True,
         envvar="REMIT_SERVER",
         metavar="URL",
-        help="Where a server of the scope answers; say it once for each.  [env: REMIT_SERVER]",
+        help="URL of a server of the scope. Repeat it for each server.  [env: REMIT_SERVER]",
     )(command)
 
 
 def log_options(command: F) -> F:
-    """How a part tells of itself, on stderr."""
+    """Add the options for log format and level. Logs go to stderr."""
     command = click.option(
         "--log-level",
         type=click.Choice(["debug", "info", "warning", "error"]),
         default="info",
         show_default=True,
         envvar="REMIT_LOG_LEVEL",
-        help="From which level on lines are logged; debug: every request and decision.",
+        help="Minimum level of log lines. debug logs every request and decision.",
     )(command)
     return click.option(
         "--log-format",
         type=click.Choice(["json", "text"]),
         envvar="REMIT_LOG_FORMAT",
-        help="How lines are logged.  [default: text on a terminal, else json]",
+        help="Format of log lines.  [default: text on a terminal, else json]",
     )(command)
 
 
@@ -141,60 +137,60 @@ def metrics_option(command: F) -> F:
     return click.option(
         "--metrics",
         type=ListenType(),
-        help="Where what it counts is told to Prometheus, on this machine only.  [default: nowhere]",
+        help="Serve Prometheus metrics at this address, on this machine only.  [default: off]",
     )(command)
 
 
 class LoggingOptions(NamedTuple):
-    """What was asked for."""
+    """Log format and level of a process."""
 
     form: LogFormat | None = None
     level: LogLevel = "info"
 
-    def of(self, part: str, clock: Clock) -> StructuredLog:
+    def of(self, component: str, clock: Clock) -> StructuredLog:
         from remit.world.structured_log import StructuredLog
 
         form: LogFormat = self.form or ("text" if sys.stderr.isatty() else "json")
-        return StructuredLog(part, wall=clock.wall, now_ms=clock.now_ms, form=form, level=self.level)
+        return StructuredLog(component, wall=clock.wall, now_ms=clock.now_ms, form=form, level=self.level)
 
     @property
-    def words(self) -> tuple[str, ...]:
-        """For another part, that is to tell of itself as this one does."""
+    def args(self) -> tuple[str, ...]:
+        """The command-line arguments that give another component the same logging."""
         return (*(("--log-format", self.form) if self.form else ()), "--log-level", self.level)
 
 
 class ErrorReporter:
-    """What goes wrong, a line each, and the same not again and again."""
+    """Logs failures as warnings, rate-limited by their message."""
 
     def __init__(self, log: StructuredLog) -> None:
         self.log = log
 
-    def __call__(self, what: object, **fields: object) -> None:
-        words = str(what)
-        self.log.rate_limited("warning", words[:RATE_LIMIT_KEY_CHARS], words, **fields)
+    def __call__(self, message: object, **fields: object) -> None:
+        text = str(message)
+        self.log.rate_limited("warning", text[:RATE_LIMIT_KEY_CHARS], text, **fields)
 
-    def bug(self, asked: str, error: BaseException) -> None:
-        """One of ours: whoever asked was told only that there is one."""
-        trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
-            trace = trace.tb_next
-        where = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
-        self.log.error(f"{asked}: {type(error).__name__}: {error}", where=where)
+    def bug(self, operation: str, error: BaseException) -> None:
+        """Log an exception that is a bug, with its source line. The caller of the API gets only a generic error."""
+        traceback = error.__traceback__
+        while traceback is not None and traceback.tb_next is not None:
+            traceback = traceback.tb_next
+        where = f"{Path(traceback.tb_frame.f_code.co_filename).name}:{traceback.tb_lineno}" if traceback is not None else ""
+        self.log.error(f"{operation}: {type(error).__name__}: {error}", where=where)
 
 
-def run_until_signalled(main: Callable[[], Coroutine[Any, Any, None]], *, quick: bool = False) -> int:
-    """Run it until it ends, or a signal asks it to: then it is cancelled, and has its time to come to an end. `quick`: uvloop.
+def run_until_signalled(main: Callable[[], Coroutine[Any, Any, None]], *, use_uvloop: bool = False) -> int:
+    """Run `main` until it returns or a stop signal cancels it. Cancellation lets it clean up.
 
-    After SIGINT this raises KeyboardInterrupt, as everywhere; after SIGTERM it answers 0, since that is how a part is ended.
+    Raises KeyboardInterrupt after SIGINT, as every command does. Returns 0 after SIGTERM, the regular way to stop a component.
     """
     factory = None
-    if quick:
-        import uvloop  # only who serves, or follows all that is served, needs it
+    if use_uvloop:
+        import uvloop  # imported late: only processes with many connections use it
 
         factory = uvloop.new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
-        asked = runner.run(_run_cancellable(main))
-    if asked == signal.SIGINT:
+        stop_signal = runner.run(_run_cancellable(main))
+    if stop_signal == signal.SIGINT:
         raise KeyboardInterrupt
     return 0
 
@@ -202,37 +198,35 @@ def run_until_signalled(main: Callable[[], Coroutine[Any, Any, None]], *, quick:
 async def _run_cancellable(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
     task = asyncio.ensure_future(main())
     loop = asyncio.get_running_loop()
-    asked = 0
+    stop_signal = 0
 
-    def ask(number: int) -> None:
-        nonlocal asked
-        if not asked:  # a second one must not cut the tidying short
-            asked = number
+    def stop(number: int) -> None:
+        nonlocal stop_signal
+        if not stop_signal:  # a second signal must not interrupt the cleanup
+            stop_signal = number
             task.cancel()
 
     for number in _STOP_SIGNALS:
-        loop.add_signal_handler(number, ask, number)
+        loop.add_signal_handler(number, stop, number)
     try:
         await task
     except asyncio.CancelledError:
-        if not asked:
+        if not stop_signal:
             raise
     finally:
         for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)
-    return asked
+    return stop_signal
 
 
 def resolve_servers(
     servers: tuple[str, ...], token_file: Path | None, ca_file: Path | None = None
 ) -> tuple[tuple[str, ...], str, Trust]:
-    """Which servers are meant, the token for them, and who is believed to be them: by flags, the environment, or the context
-    that is in use.
-    """
+    """Return server URLs, token and trusted CA from flags, the environment or the current context."""
     from remit.cli.session.contexts import resolve_server
 
-    reach = resolve_server(server=servers[0] if servers else "", token_file=str(token_file or ""), ca_file=str(ca_file or ""))
-    return (reach.server, *servers[1:]), reach.token, reach.trust
+    address = resolve_server(server=servers[0] if servers else "", token_file=str(token_file or ""), ca_file=str(ca_file or ""))
+    return (address.server, *servers[1:]), address.token, address.trust
 
 
 LISTEN_PORT: Final = 7420
@@ -246,43 +240,47 @@ AGENT_ARGS_FILE: Final = "agent-asks"
 
 
 def default_data_directory() -> Path:
-    """As the machine's other programs have it."""
+    """Return the data directory below XDG_DATA_HOME or ~/.local/share."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "remit"
 
 
 def tls_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds them to a command, which gets them together as `secured`; None: it speaks plain HTTP."""
+    """Add the TLS options to a command, which receives them as `secured`. None means plain HTTP."""
     file = click.Path(path_type=Path, dir_okay=False, exists=True)
 
-    @click.option("--tls", is_flag=True, help="Speak TLS, with an authority made here; needed beyond this machine.")
-    @click.option("--tls-name", "tls_names", multiple=True, metavar="HOST", help="One more name it is known by.")
-    @click.option("--tls-cert", type=file, help="A certificate of your own to answer with, instead of one made here.")
-    @click.option("--tls-key", type=file, help="The key of --tls-cert.")
-    @click.option("--tls-ca", type=file, help="Who has signed that certificate, for clients to believe; else the system's.")
+    @click.option("--tls", is_flag=True, help="Serve TLS with a generated CA. Required for listening beyond this machine.")
+    @click.option(
+        "--tls-name", "tls_names", multiple=True, metavar="HOST", help="Additional host name in the certificate. Repeatable."
+    )
+    @click.option("--tls-cert", type=file, help="Use this server certificate instead of a generated one.")
+    @click.option("--tls-key", type=file, help="Private key of --tls-cert.")
+    @click.option(
+        "--tls-ca", type=file, help="CA certificate of --tls-cert for clients. Default: CA certificates of the system."
+    )
     @functools.wraps(command)
-    def taking(
+    def wrapped(
         *,
         tls: bool,
         tls_names: tuple[str, ...],
         tls_cert: Path | None,
         tls_key: Path | None,
         tls_ca: Path | None,
-        **others: Any,
+        **options: Any,
     ) -> None:
-        command(secured=_tls_options(tls, tls_names, tls_cert, tls_key, tls_ca), **others)
+        command(secured=_tls_options(tls, tls_names, tls_cert, tls_key, tls_ca), **options)
 
-    return taking
+    return wrapped
 
 
 def _tls_options(
     tls: bool, names: tuple[str, ...], certificate: Path | None, key: Path | None, ca: Path | None
 ) -> TlsOptions | None:
     if (certificate is None) != (key is None):
-        raise click.UsageError("--tls-cert and --tls-key belong together; name both, or neither")
+        raise click.UsageError("--tls-cert and --tls-key must be given together")
     if certificate is None and ca is not None:
-        raise click.UsageError("--tls-ca belongs to --tls-cert; without that, the authority is made here")
+        raise click.UsageError("--tls-ca requires --tls-cert; without it a CA is generated")
     if certificate is None and names and not tls:
-        raise click.UsageError("--tls-name is for a certificate; say --tls as well")
+        raise click.UsageError("--tls-name requires --tls")
     if certificate is None and not tls:
         return None
     from remit.world.net.server_keys import ProvidedCertificate, TlsOptions

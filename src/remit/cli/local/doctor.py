@@ -1,11 +1,7 @@
-"""`doctor`, `support-bundle`.
+"""Commands `doctor` and `support-bundle`: check this machine, and collect redacted diagnostics.
 
-Gathered from the server and this machine into one file, without anybody's secrets.
-
-Nothing is taken that need not be: no manifests but what nodes are, no values, no files but a log's end. What is left is
-searched for what looks like a token, a key or a digest before it is written.
-
-Prints what world/host_checks.py found; nothing is mended here.
+A bundle contains only what diagnosis needs: no manifests except nodes, no values, only the ends of logs. In addition, text
+that looks like a token, key or digest is replaced. The checks of `doctor` are in world/host_checks.py.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ LOG_FILES: Final = ("agent.log", "agent/run/keeper.log", "agent/keeper.log", "lo
 PRIVATE_FIELDS: Final = re.compile(
     r"env|data|digest|token|secret|password|passwd|authorization|cookie|credential|annotations", re.I
 )
-"""Fields whose values are never told, wherever they stand."""
+"""JSON fields whose values are always redacted."""
 _SECRET_PATTERNS: Final = (
     (re.compile(r"remit_[A-Za-z0-9_-]{12,}"), REDACTED),
     (re.compile(r"(?i)\bbearer\s+\S+"), REDACTED),
@@ -56,63 +52,67 @@ _SECRET_PATTERNS: Final = (
 @click.command(
     "support-bundle",
     epilog=examples(
-        "remit support-bundle                        remit-support.tar.gz, of the server that is meant and this machine",
-        "remit support-bundle -o report.tar.gz --data /srv/remit    with the ends of the logs that are kept there",
+        "remit support-bundle                        write remit-support.tar.gz for the current server and this machine",
+        "remit support-bundle -o report.tar.gz --data /srv/remit    include the ends of the logs in this data directory",
     ),
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("remit-support.tar.gz"), show_default=True
 )
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), help="Where logs of an agent of this machine are.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Data directory of the agent on this machine, for its logs.",
+)
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @server_options()
-def support_bundle(asked: CommandContext, output: Path, data: Path | None, force: bool) -> None:
-    """Gather what a report about a fault needs into one file.
+def support_bundle(context: CommandContext, output: Path, data: Path | None, force: bool) -> None:
+    """Collect diagnostics for a bug report in one archive.
 
-    Status, metrics, events and decisions, nodes, where the server's tasks stand, the ends of logs, and what `remit doctor`
-    finds. No secrets, tokens, values of environments or digests are in it; look through it all the same before you send it.
+    It contains status, metrics, events, decisions, nodes, the stacks of the server's tasks, the ends of logs, and the result
+    of `remit doctor`. Secrets, tokens, environment values and digests are redacted; still, review it before you send it.
     """
     if output.exists() and not force:
-        raise CommandError(f"{escaped(str(output))} exists already", "name another with -o, or say --force")
-    clean = Redactor((asked.reach.token,))
+        raise CommandError(f"{escaped(str(output))} already exists", "choose another file with -o, or use --force")
+    clean = Redactor((context.address.token,))
     parts = {"versions.json": _versions_json(), "doctor.json": _doctor_json(data), "contexts.json": _contexts_json()}
-    parts |= call_server(asked, _fetch_server_files)
+    parts |= call_server(context, _fetch_server_files)
     parts |= _log_tails(data)
-    made = _pack({name: clean(name, body) for name, body in parts.items()})
+    archive = _pack({name: clean(name, body) for name, body in parts.items()})
     draft = output.with_name(f".{output.name}.part")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as out:
-        out.write(made)
+        out.write(archive)
     draft.replace(output)
-    click.echo(f"{escaped(str(output))}: {len(parts)} parts, {len(made)} bytes; look through it before you send it")
+    click.echo(f"{escaped(str(output))}: {len(parts)} parts, {len(archive)} bytes; review it before you send it")
 
 
 class Redactor:
-    """Takes out what must not leave. `known` are secrets that are known by their words."""
+    """Replaces secrets in the files of a bundle. `known` are secrets to be replaced literally."""
 
     def __init__(self, known: tuple[str, ...] = ()) -> None:
-        self._known = tuple(word for word in known if word)
+        self._secrets = tuple(secret for secret in known if secret)
 
     def __call__(self, name: str, body: bytes) -> bytes:
         text = body[-FILE_BYTES_MAX:].decode("utf-8", "replace")
         if name.endswith(".json"):
-            with suppress(ValueError):  # what was cut is no JSON: it is cleaned as text
+            with suppress(ValueError):  # truncated JSON is redacted as text
                 text = json.dumps(_redact_fields(json.loads(text)), indent=1)
-        for word in self._known:
-            text = text.replace(word, REDACTED)
-        for pattern, instead in _SECRET_PATTERNS:
-            text = pattern.sub(instead, text)
+        for secret in self._secrets:
+            text = text.replace(secret, REDACTED)
+        for pattern, replacement in _SECRET_PATTERNS:
+            text = pattern.sub(replacement, text)
         return text.encode("utf-8", "backslashreplace")
 
 
 def _redact_fields(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _redact_fields(REDACTED if _is_private(name, inside) else inside) for name, inside in value.items()}
-    return [_redact_fields(one) for one in value] if isinstance(value, list) else value
+        return {name: _redact_fields(REDACTED if _is_private(name, field) else field) for name, field in value.items()}
+    return [_redact_fields(item) for item in value] if isinstance(value, list) else value
 
 
-def _is_private(name: str, inside: object) -> bool:
-    """A count of secrets is none."""
-    return PRIVATE_FIELDS.fullmatch(name) is not None and not isinstance(inside, bool | int | float)
+def _is_private(name: str, field: object) -> bool:
+    """Check whether a field may contain a secret. Numbers, such as a count of secrets, do not."""
+    return PRIVATE_FIELDS.fullmatch(name) is not None and not isinstance(field, bool | int | float)
 
 
 def _versions_json() -> bytes:
@@ -123,22 +123,24 @@ def _doctor_json(data: Path | None) -> bytes:
     from remit.cli.local.daemon_options import LISTEN_PORT, default_data_directory
     from remit.world.host_checks import run_host_checks
 
-    return _to_json([one._asdict() for one in run_host_checks(data or default_data_directory(), LISTEN_PORT)])
+    return _to_json([result._asdict() for result in run_host_checks(data or default_data_directory(), LISTEN_PORT)])
 
 
 def _contexts_json() -> bytes:
-    """Which servers are known by which names; tokens, and the files that they are in, are nobody's business."""
+    """Return names and servers of the contexts, without tokens and their file names."""
     from remit.cli.session.contexts import ContextError, config_path, load_contexts
 
     try:
-        known = load_contexts(config_path())
+        contexts = load_contexts(config_path())
     except ContextError as error:
         return _to_json({"unreadable": error.message})
-    return _to_json({one.name: {"server": one.server} for one in known.contexts})
+    return _to_json({ctx.name: {"server": ctx.server} for ctx in contexts.contexts})
 
 
 async def _fetch_server_files(api: Api) -> dict[str, bytes]:
-    """What one answer cannot give is told in its place: a server that is ill answers some and not others."""
+    """Fetch the diagnostics of the server. Errors are stored in place of the file, because a faulty server may still answer
+    other requests.
+    """
     paths = {
         "status.json": "/v1/status",
         "support.json": "/v1/support",
@@ -148,10 +150,10 @@ async def _fetch_server_files(api: Api) -> dict[str, bytes]:
         "top.json": "/v1/top/nodes",
         "audit.json": f"/v1/audit?limit={EVENTS_MAX}",
     }
-    found = {name: await _fetch_or_error(api, path) for name, path in paths.items()}
+    files = {name: await _fetch_or_error(api, path) for name, path in paths.items()}
     workloads = await _fetch_or_error(api, f"/v1/workloads?limit={OBJECTS_MAX}")
-    found["workloads.json"] = _workload_summaries(workloads)
-    return found
+    files["workloads.json"] = _workload_summaries(workloads)
+    return files
 
 
 async def _fetch_or_error(api: Api, path: str) -> bytes:
@@ -164,17 +166,17 @@ async def _fetch_or_error(api: Api, path: str) -> bytes:
 
 
 def _workload_summaries(body: bytes) -> bytes:
-    """Of workloads, who they are and how they fare; what they run may say more than it should."""
+    """Return only metadata and status of workloads, because commands and arguments may contain secrets."""
     try:
-        listed = json.loads(body)
-        items = [
-            {"metadata": _select(one["metadata"], "name", "tenant", "generation", "revision"), "status": one.get("status", {}),
-             "type": one["spec"].get("type"), "replicas": one["spec"].get("replicas")}
-            for one in listed["items"]
-        ]  # fmt: skip
+        items = [_workload_summary(item) for item in json.loads(body)["items"]]
     except (ValueError, KeyError, TypeError):
         return body if body.startswith(b'{"unanswered"') else _to_json({"unreadable": True})
     return _to_json({"items": items})
+
+
+def _workload_summary(item: dict[str, Any]) -> dict[str, Any]:
+    metadata = _select(item["metadata"], "name", "tenant", "generation", "revision")
+    return {"metadata": metadata, "status": item.get("status", {}), **_select(item["spec"], "type", "replicas")}
 
 
 def _select(value: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -184,25 +186,25 @@ def _select(value: dict[str, Any], *names: str) -> dict[str, Any]:
 def _log_tails(data: Path | None) -> dict[str, bytes]:
     from remit.cli.local.daemon_options import default_data_directory
 
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
     for name in LOG_FILES:
         path = (data or default_data_directory()) / name
         try:
             with path.open("rb") as file:
                 file.seek(max(0, path.stat().st_size - LOG_TAIL_BYTES))
-                found[f"logs/{name.replace('/', '-')}"] = file.read(LOG_TAIL_BYTES)
+                files[f"logs/{name.replace('/', '-')}"] = file.read(LOG_TAIL_BYTES)
         except OSError:
             continue
-    return found
+    return files
 
 
 def _pack(parts: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w:gz") as tar:
         for name, body in sorted(parts.items()):
-            one = tarfile.TarInfo(f"remit-support/{name}")
-            one.size, one.mode = len(body), 0o600
-            tar.addfile(one, io.BytesIO(body))
+            info = tarfile.TarInfo(f"remit-support/{name}")
+            info.size, info.mode = len(body), 0o600
+            tar.addfile(info, io.BytesIO(body))
     return out.getvalue()
 
 
@@ -215,55 +217,53 @@ OK, MISSING = 0, 1
 
 @click.command(
     epilog=examples(
-        "remit doctor                        before `remit up`, or before an agent is put on a machine",
-        "remit doctor --data /srv/remit      look at the disk that it would use",
-        "remit doctor -o json                for programs: one object for each finding",
+        "remit doctor                        before `remit up`, or before an agent is installed",
+        "remit doctor --data /srv/remit      check the disk of this directory",
+        "remit doctor -o json                JSON, one object per check",
     )
 )
-@click.option("--data", type=click.Path(path_type=Path), help="Where data would be kept.  [default: as `remit up`]")
-@click.option(
-    "--port", type=click.IntRange(1, 65535), default=LISTEN_PORT, show_default=True, help="Where the API would listen."
-)
+@click.option("--data", type=click.Path(path_type=Path), help="Data directory to check.  [default: that of `remit up`]")
+@click.option("--port", type=click.IntRange(1, 65535), default=LISTEN_PORT, show_default=True, help="API port to check.")
 @click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
 def doctor(data: Path | None, port: int, output: str) -> None:
-    """Try what Remit needs of this machine, and say what is missing and the cure.
+    """Check what Remit needs on this machine, and print a fix for everything that is missing.
 
-    Looked at are clock, disk, ports, cgroups, sandbox and limits. Exits with 1 if something is missing without which nothing
-    runs; what only takes something away is a warning.
+    It checks clock, disk, ports, cgroups, sandbox and limits. Exits with 1 if a requirement is missing; limited features are
+    warnings.
     """
     from remit.world.host_checks import run_host_checks
 
-    found = run_host_checks(data or default_data_directory(), port)
+    results = run_host_checks(data or default_data_directory(), port)
     if output == "json":
         from remit.model.objects import encode
 
-        click.echo(encode([one._asdict() for one in found]).decode())
+        click.echo(encode([result._asdict() for result in results]).decode())
     else:
-        _print_checks(found)
-    sys.exit(MISSING if any(one.state == "fail" for one in found) else OK)
+        _print_checks(results)
+    sys.exit(MISSING if any(result.state == "fail" for result in results) else OK)
 
 
-def _print_checks(found: list[HostCheck]) -> None:
+def _print_checks(results: list[HostCheck]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from remit.cli.output.console import console, until_nobody_reads
+    from remit.cli.output.console import console, until_broken_pipe
 
     marks = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
     table = Table.grid(padding=(0, 2))
-    for one in found:
-        mark, colour = marks[one.state]
-        said = Text(one.found)
-        if one.cure:
-            said.append(f"\n→ {one.cure}", style="cyan")
-        table.add_row(Text(mark, style=f"bold {colour}"), Text(one.name, style="bold"), said)
-    missing, less = (sum(one.state == state for one in found) for state in ("fail", "warn"))
-    with until_nobody_reads():
+    for result in results:
+        mark, colour = marks[result.state]
+        text = Text(result.found)
+        if result.cure:
+            text.append(f"\n→ {result.cure}", style="cyan")
+        table.add_row(Text(mark, style=f"bold {colour}"), Text(result.name, style="bold"), text)
+    failures, warnings = (sum(result.state == state for result in results) for state in ("fail", "warn"))
+    with until_broken_pipe():
         out = console()
         out.print(table)
-        if missing:
-            out.print(Text(f"\nnothing runs here until {missing} of these are mended", style="bold red"))
-        elif less:
-            out.print(Text(f"\nfit to run, with less than all: {less} to look at", style="bold yellow"))
+        if failures:
+            out.print(Text(f"\n{failures} failed; Remit does not run here until they are fixed", style="bold red"))
+        elif warnings:
+            out.print(Text(f"\nRemit runs here, with {warnings} warnings", style="bold yellow"))
         else:
-            out.print(Text("\nfit to run", style="bold green"))
+            out.print(Text("\nall checks passed", style="bold green"))

@@ -1,8 +1,6 @@
-"""`down` and `keeper`: stop what runs in a data directory.
+"""Commands `down` and `keeper`: stop the processes of a data directory, and run or stop a single keeper.
 
-Asks its processes to go, and waits until they are gone.
-
-Runs, or ends, the keeper of a directory. An agent starts its own: this is for ends, and for looking at one by hand.
+An agent starts its keeper itself; `remit keeper` is for stopping replicas, and for debugging.
 """
 
 from __future__ import annotations
@@ -30,28 +28,28 @@ STOP_TIMEOUT_MS: Final = 60_000
 KEEPER_START_MS: Final = 5_000
 POLL_MS: Final = 50
 STOP_GRACE_MS: Final = 10_000
-"""What each piece of work may take to end by itself."""
+"""Grace period of replicas before they are killed."""
 
 
 @click.command(
     epilog=examples(
-        "remit down                        what `remit up` runs",
-        "remit down --data /srv/remit      what runs on that directory",
+        "remit down                        stop what `remit up` started",
+        "remit down --data /srv/remit      stop everything on that data directory",
     )
 )
 @data_option
 def down(data: Path | None) -> None:
-    """End the control plane of a directory, its agent, its keeper, and all that these run.
+    """Stop the control plane of a data directory, its agent, its keeper and all replicas.
 
-    What was applied stays in the directory, and is there again at the next `remit up`. What a killed `remit up` has left behind
-    is ended too.
+    Applied objects stay in the directory and are back at the next `remit up`. Processes left by a killed `remit up` are
+    stopped too.
     """
     root = (data or default_data_directory()).absolute()
     lines = asyncio.run(_down(root))
     for line in lines:
         click.echo(line)
     if not lines:
-        click.echo(f"nothing runs on {escaped(str(root))}")
+        click.echo(f"nothing is running on {escaped(str(root))}")
 
 
 async def _down(root: Path) -> list[str]:
@@ -64,22 +62,26 @@ async def _down(root: Path) -> list[str]:
         lines = []
         pid = owner_pid(root / SERVER_DIRECTORY)
         if pid is not None:
-            with watch_process(pid) as is_there:
+            with watch_process(pid) as is_running:
                 if not _send_signal(lambda: send_termination(pid)):
-                    who = f"process {pid} owns {escaped(str(root))}"
-                    raise click.ClickException(f"{who} and cannot be reached; is it in another container?")
-                await _wait_until(
-                    world, lambda: owner_pid(root / SERVER_DIRECTORY) is None and not is_there(), f"process {pid} does not end"
+                    owner = f"process {pid} holds the lock of {escaped(str(root))}"
+                    raise click.ClickException(
+                        f"{owner} but does not exist here; it may run in another container: stop it there"
+                    )
+                await _wait_for(
+                    world,
+                    lambda: owner_pid(root / SERVER_DIRECTORY) is None and not is_running(),
+                    f"process {pid} does not stop",
                 )
-            lines.append(f"the control plane (process {pid}) has ended")
+            lines.append(f"control plane stopped (process {pid})")
         return [*lines, *await stop_agent(root / AGENT_DIRECTORY, world)]
     finally:
         await world.offload.close()
 
 
 async def stop_agent(root: Path, world: World, *, with_work: bool = True) -> list[str]:
-    """The agent of a directory; and its keeper with all that it runs, also what a keeper that was killed has left behind.
-    Answers what has ended, in words.
+    """Stop the agent of a directory. With `with_work`, also its keeper and all replicas, including those left by a killed
+    keeper. Returns a line of text for each stopped process.
     """
     from remit.agent.keeper.protocol import is_locked
     from remit.agent.setup import AgentDirectory, build_secret_files
@@ -90,19 +92,19 @@ async def stop_agent(root: Path, world: World, *, with_work: bool = True) -> lis
         return lines
     if is_locked(world.disk, directory.agent_lock):
         pid = _agent_pid(directory)
-        with watch_process(pid) as is_there:
+        with watch_process(pid) as is_running:
             _send_signal(lambda: send_termination(pid))
-            await _wait_until(
+            await _wait_for(
                 world,
-                lambda: not is_locked(world.disk, directory.agent_lock) and not is_there(),
-                f"the agent (process {pid}) does not end",
+                lambda: not is_locked(world.disk, directory.agent_lock) and not is_running(),
+                f"the agent (process {pid}) does not stop",
             )
-        lines.append(f"the agent (process {pid}) has ended")
-    keeps = is_locked(world.disk, directory.keeper_lock)
-    if with_work and (keeps or has_orphaned_work(directory, world.disk)):
-        with watch_process(_read_pid(directory.keeper_pid) if keeps else None) as is_there:
+        lines.append(f"agent stopped (process {pid})")
+    keeper_runs = is_locked(world.disk, directory.keeper_lock)
+    if with_work and (keeper_runs or has_orphaned_work(directory, world.disk)):
+        with watch_process(_read_pid(directory.keeper_pid) if keeper_runs else None) as is_running:
             lines.append(await _retry_while_starting(world, lambda: stop_keeper(root, STOP_GRACE_MS)))
-            await _wait_until(world, lambda: not is_there(), "the keeper does not end")
+            await _wait_for(world, lambda: not is_running(), "the keeper does not stop")
     if with_work:
         await world.offload(build_secret_files(directory).destroy)
         await world.offload(directory.remove_work_link)
@@ -112,7 +114,9 @@ async def stop_agent(root: Path, world: World, *, with_work: bool = True) -> lis
 def _agent_pid(directory: AgentDirectory) -> int:
     pid = _read_pid(directory.agent_pid)
     if pid is None:
-        raise click.ClickException(f"an agent runs on {escaped(str(directory.root))}, and does not say which; end it")
+        raise click.ClickException(
+            f"an agent runs on {escaped(str(directory.root))}, but its pid file is unreadable; stop the process yourself"
+        )
     return pid
 
 
@@ -123,31 +127,31 @@ def _read_pid(file: Path) -> int | None:
         return None
 
 
-def _send_signal(ask: Callable[[], bool]) -> bool:
+def _send_signal(send: Callable[[], bool]) -> bool:
     try:
-        return ask()
+        return send()
     except PermissionError as error:
-        raise click.ClickException("it runs as another user; run this as that one, or as root") from error
+        raise click.ClickException("the process runs as another user; repeat this as that user or as root") from error
 
 
-async def _retry_while_starting(world: World, ask: Callable[[], Awaitable[str]]) -> str:
-    """A keeper that has only just begun does not answer yet."""
-    until_ms = world.clock.now_ms() + KEEPER_START_MS
+async def _retry_while_starting(world: World, send: Callable[[], Awaitable[str]]) -> str:
+    """Retry for a moment: a keeper that has just started does not respond yet."""
+    deadline_ms = world.clock.now_ms() + KEEPER_START_MS
     while True:
         try:
-            return await ask()
+            return await send()
         except click.ClickException:
-            if world.clock.now_ms() > until_ms:
+            if world.clock.now_ms() > deadline_ms:
                 raise
         await world.clock.sleep_ms(POLL_MS)
 
 
-async def _wait_until(world: World, holds: Callable[[], bool], what: str) -> None:
-    until_ms = world.clock.now_ms() + STOP_TIMEOUT_MS
-    while not holds():
-        if world.clock.now_ms() > until_ms:
+async def _wait_for(world: World, is_done: Callable[[], bool], message: str) -> None:
+    deadline_ms = world.clock.now_ms() + STOP_TIMEOUT_MS
+    while not is_done():
+        if world.clock.now_ms() > deadline_ms:
             raise click.ClickException(
-                f"{what}, after {STOP_TIMEOUT_MS // 1000} s; see what it waits for, or kill it: it resumes"
+                f"{message} after {STOP_TIMEOUT_MS // 1000} s; check its log, or kill it: no data is lost"
             )
         await world.clock.sleep_ms(POLL_MS)
 
@@ -158,31 +162,33 @@ KEEPER_MODULE = "remit.cli.local.keeper_main"
 @click.command(
     hidden=True,
     epilog=examples(
-        "remit keeper --data agent             run one in the foreground",
-        "remit keeper --data agent --end       end all that runs there, and then the keeper itself",
+        "remit keeper --data agent             run a keeper in the foreground",
+        "remit keeper --data agent --end       stop all replicas, then the keeper",
     ),
 )
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False), required=True, help="The agent's directory.")
-@click.option("--end", is_flag=True, help="End all work of the directory's keeper, and the keeper.")
-@click.option("--grace", default="10s", show_default=True, help="With --end: how long work may take before it is killed.")
-@click.option("--log-bounds", default="", hidden=True, help="How much of what work says is kept.")
+@click.option("--data", type=click.Path(path_type=Path, file_okay=False), required=True, help="Data directory of the agent.")
+@click.option("--end", is_flag=True, help="Stop all replicas of the keeper, and the keeper.")
+@click.option(
+    "--grace", default="10s", show_default=True, help="With --end: time that replicas have to stop before they are killed."
+)
+@click.option("--log-bounds", default="", hidden=True, help="Retention of replica logs.")
 def keeper(data: Path, end: bool, grace: str, log_bounds: str) -> None:
-    """Hold the deadlines of work that must never run twice, and end it when its agent cannot.
+    """Run the keeper of an agent directory: it supervises replicas and enforces fencing deadlines without the agent.
 
-    One runs beside each agent, which starts it, and it outlives that one. Exits with 3 if another has the directory.
+    Each agent starts its own keeper, which outlives the agent. Exits with 3 if another keeper runs on the directory.
     """
     if not end:
-        os.execv(sys.executable, [sys.executable, "-m", KEEPER_MODULE, str(data.absolute()), log_bounds])  # noqa: S606 - ourselves
+        os.execv(sys.executable, [sys.executable, "-m", KEEPER_MODULE, str(data.absolute()), log_bounds])  # noqa: S606 - runs this program
     try:
         grace_ms = parse_duration(grace)
     except ValueError as error:
-        raise click.BadParameter(f"{escaped(str(error))}; write one such as 10s", param_hint="--grace") from error
+        raise click.BadParameter(f"{escaped(str(error))}; use a duration such as 10s", param_hint="--grace") from error
     click.echo(asyncio.run(stop_keeper(data.absolute(), grace_ms)))
 
 
 async def stop_keeper(root: Path, grace_ms: int) -> str:
-    """End all that runs there, and its keeper; also what one that was killed has left behind. Answers with what came of it;
-    raises ClickException if it did not end.
+    """Stop all replicas of a directory and its keeper, including replicas left by a killed keeper. Returns the outcome as text;
+    raises ClickException if something does not stop.
     """
     from remit.agent.keeper.protocol import KeeperClient, is_locked
     from remit.agent.setup import KEEPER, AgentDirectory
@@ -193,32 +199,34 @@ async def stop_keeper(root: Path, grace_ms: int) -> str:
     world = production(directory.addresses)
     try:
         if directory.run.is_dir() and is_locked(world.disk, directory.agent_lock):
-            raise click.ClickException(f"an agent runs on {escaped(str(root))}, and would start a keeper anew; end it first")
+            raise click.ClickException(
+                f"an agent runs on {escaped(str(root))} and would restart the keeper; stop the agent first"
+            )
         try:
             await KeeperClient(world.link, KEEPER, world.clock).shut_down(grace_ms)
         except NotSent as error:
             if directory.run.is_dir() and is_locked(world.disk, directory.keeper_lock):
-                raise click.ClickException(f"the keeper of {escaped(str(root))} does not answer: {error.cause}") from error
+                raise click.ClickException(f"the keeper of {escaped(str(root))} does not respond: {error.cause}") from error
             if not has_orphaned_work(directory, world.disk):
                 await _remove_secret_files(directory, world)
                 return f"no keeper runs on {root}"
             await _stop_orphaned_work(directory, world, grace_ms)
             await _remove_secret_files(directory, world)
-            return f"no keeper runs on {root}; what one has left behind has ended"
+            return f"no keeper runs on {root}; replicas left by an earlier one are stopped"
         except LinkError as error:
-            raise click.ClickException(f"the keeper of {escaped(str(root))} did not end: {error}") from error
+            raise click.ClickException(f"the keeper of {escaped(str(root))} did not stop: {error}") from error
         while is_locked(world.disk, directory.keeper_lock):
             await world.clock.sleep_ms(20)
         await _remove_secret_files(directory, world)
-        return f"all work on {root} has ended, and its keeper"
+        return f"all replicas and the keeper on {root} are stopped"
     finally:
         await world.offload.close()
 
 
 async def _remove_secret_files(directory: AgentDirectory, world: World) -> None:
-    """What the work that has ended was to read, and the place in the machine's memory where it lay: nobody else removes that.
+    """Delete the secret files of stopped replicas from memory.
 
-    Under the agent's lock: one that has been started meanwhile may have put there what it is about to start.
+    It holds the agent's lock: an agent started in the meantime may already have written secrets for its next replica.
     """
     from remit.agent.setup import build_secret_files
     from remit.world.interfaces import DiskError, FileBusy
@@ -230,20 +238,20 @@ async def _remove_secret_files(directory: AgentDirectory, world: World) -> None:
 
 
 def has_orphaned_work(directory: AgentDirectory, disk: Disk) -> bool:
-    """Does the journal of a keeper that is gone tell of work that may run still?"""
+    """Check whether the journal of a stopped keeper lists processes that may still run."""
     from remit.agent.keeper.journal import Journal
     from remit.world.interfaces import DiskError
 
     if not directory.journal.exists():
         return False
     try:
-        return any(kept.alive for kept in Journal(disk, directory.journal).read().values())
+        return any(record.alive for record in Journal(disk, directory.journal).read().values())
     except DiskError as error:
         raise click.ClickException(escaped(str(error))) from error
 
 
 async def _stop_orphaned_work(directory: AgentDirectory, world: World, grace_ms: int) -> None:
-    """By a keeper in this process: it finds again what the other had started, and ends it."""
+    """Stop the replicas of a dead keeper, with a keeper in this process that recovers them from the journal."""
     from remit.agent.keeper.log_retention import LogBounds
     from remit.agent.keeper.protocol import Shutdown, encode
     from remit.agent.setup import build_keeper as build
@@ -251,10 +259,10 @@ async def _stop_orphaned_work(directory: AgentDirectory, world: World, grace_ms:
 
     try:
         with world.disk.lock(directory.keeper_lock):
-            one = build(world, directory, LogBounds(), click.echo)
+            keeper_ = build(world, directory, LogBounds(), click.echo)
             async with asyncio.TaskGroup() as group:
-                group.create_task(one.run())
-                await one.request(encode(Shutdown(grace_ms)))
+                group.create_task(keeper_.run())
+                await keeper_.request(encode(Shutdown(grace_ms)))
             world.disk.remove(directory.keeper_pid)
     except FileBusy as error:
-        raise click.ClickException(f"another keeper has just been started ({error.cause}); do this again") from error
+        raise click.ClickException(f"another keeper has just started ({error.cause}); run this again") from error

@@ -1,21 +1,24 @@
-"""Minimal entry point of the keeper process.
+"""Minimal entry point of the keeper, the supervisor process that outlives its agent.
 
-Runs a keeper: the process that outlives its agent. As little as possible is loaded, since one runs on every machine.
+It imports as little as possible, because a keeper runs on every machine.
 
     python -m remit.cli.local.keeper_main DIRECTORY [BOUNDS]
 
-It ends when it is told to (`remit keeper --end`), or killed. An interrupt at the terminal, and the end of that, are not meant
-for it. Exits with 3 if another keeper has the directory.
+It runs until `remit keeper --end` or a kill; SIGINT and SIGHUP of the terminal are ignored. Exits with 3 if another keeper
+runs on the directory.
 """
 
 from __future__ import annotations
 
 import os
-import signal  # noqa: TID251 - its own end: nobody's terminal ends it
+import signal  # noqa: TID251 - ignores the signals of the terminal
 import sys
 from pathlib import Path
 
-for _unneeded in ("ssl", "typing_extensions"):  # loaded by others where they are there: a third of its memory
+for _unneeded in (
+    "ssl",
+    "typing_extensions",
+):  # optional imports of libraries; without them the keeper needs a third less memory
     sys.modules.setdefault(_unneeded, None)  # type: ignore[arg-type]
 
 import asyncio  # noqa: E402
@@ -33,7 +36,7 @@ from remit.world.production import production  # noqa: E402
 
 BUSY = 3
 GC_THRESHOLD = 20_000
-"""What it makes for a start is let go without a collector, but for the odd exception: that looks through all of it rarely."""
+"""The keeper creates almost no reference cycles, so the garbage collector runs rarely."""
 
 
 async def run_keeper(directory: AgentDirectory, bounds: LogBounds) -> None:
@@ -41,17 +44,17 @@ async def run_keeper(directory: AgentDirectory, bounds: LogBounds) -> None:
     try:
         with world.disk.lock(directory.keeper_lock):
             directory.write_pid(world.disk, directory.keeper_pid, os.getpid())
-            one = build_keeper(world, directory, bounds, log_warning)
-            async with world.link.serve(KEEPER, one):
-                await one.run()
+            keeper = build_keeper(world, directory, bounds, log_warning)
+            async with world.link.serve(KEEPER, keeper):
+                await keeper.run()
             world.disk.remove(directory.keeper_pid)
     finally:
         await world.offload.close()
 
 
-def log_warning(words: str) -> None:
-    """As the other parts log, but without loading what they log with: a keeper is small, and there are many."""
-    line = {"time": BootClock().wall(), "level": "warning", "part": "keeper", "event": escaped(words)}
+def log_warning(text: str) -> None:
+    """Log in the format of the other components, without importing their logger, to save memory."""
+    line = {"time": BootClock().wall(), "level": "warning", "part": "keeper", "event": escaped(text)}
     print(msgspec.json.encode(line).decode(), file=sys.stderr, flush=True)
 
 
@@ -68,7 +71,7 @@ def main() -> int:
         directory.create()
         asyncio.run(run_keeper(directory, parse_log_bounds(sys.argv[2] if len(sys.argv) > 2 else "")))
     except FileBusy as error:
-        print(f"keeper: another one runs on {directory.root} ({error.cause})", file=sys.stderr)
+        print(f"keeper: another keeper runs on {directory.root} ({error.cause})", file=sys.stderr)
         return BUSY
     except (WorldError, OSError, ValueError) as error:
         print(f"keeper: {error}", file=sys.stderr)

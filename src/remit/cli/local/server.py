@@ -1,8 +1,6 @@
-"""`server`, `scheduler`, `controllers`.
+"""Commands `server`, `scheduler` and `controllers`: run the components of a scope as separate processes.
 
-Its data, its token and its address are made ready here; what it does is put together in assembly.py.
-
-Runs a scope's scheduler, or its controllers, as processes of their own; several take turns. What they do is elsewhere.
+This module prepares data directory, token and address; assembly.py wires the components.
 """
 
 from __future__ import annotations
@@ -45,30 +43,32 @@ if TYPE_CHECKING:
     from remit.world.net.server_keys import TlsOptions
     from remit.world.structured_log import LogFormat, LogLevel
 
-TOKEN_FILE_NAME: Final = "token"  # noqa: S105 - of a file
+TOKEN_FILE_NAME: Final = "token"  # noqa: S105 - a file name
 
 
 @click.command(
     epilog=examples(
-        "remit server --data ./data                          at 127.0.0.1:7420, with a token in ./data/token",
-        "remit server --data ./data --listen 127.0.0.1:0     at any port that is free",
-        "remit server --data ./data --listen 10.0.0.5:7420 --tls --tls-name remit.example    for other machines too",
+        "remit server --data ./data                          listen on 127.0.0.1:7420; the admin token is in ./data/token",
+        "remit server --data ./data --listen 127.0.0.1:0     listen on any free port",
+        "remit server --data ./data --listen 10.0.0.5:7420 --tls --tls-name remit.example    reachable from other machines",
     )
 )
 @click.option(
-    "--data", required=True, type=click.Path(path_type=Path, file_okay=False), help="Directory of the store; made if absent."
+    "--data", required=True, type=click.Path(path_type=Path, file_okay=False), help="Data directory; created if missing."
 )
 @click.option(
     "--listen",
     type=ListenType(),
     default="127.0.0.1:7420",
     show_default=True,
-    help="Where the API answers; beyond this machine with --tls only.",
+    help="Listen address of the API. Addresses beyond this machine require --tls.",
 )
-@click.option("--scope", default="local", show_default=True, help="The name of what this server is the authority of.")
-@click.option("--name", default="server", show_default=True, help="The name of this server among those of its scope.")
+@click.option("--scope", default="local", show_default=True, help="Name of the scope.")
+@click.option("--name", default="server", show_default=True, help="Name of this server; unique in its scope.")
 @click.option(
-    "--token-file", type=click.Path(path_type=Path, dir_okay=False), help="Who may ask; made if absent.  [default: DATA/token]"
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the first admin token; created if missing.  [default: DATA/token]",
 )
 @heartbeat_interval_option
 @tls_options
@@ -84,14 +84,16 @@ def server(
     log_format: LogFormat | None,
     log_level: LogLevel,
 ) -> None:
-    """Run a server: the authority of a scope, on a SQLite store, with its HTTP API.
+    """Run a server: the authority of a scope, its SQLite store and its HTTP API.
 
-    It ends at SIGTERM or Ctrl-C, once everything that it has taken is answered.
+    On SIGTERM or Ctrl-C it answers all accepted requests, then exits.
     """
-    place = token_file or data / TOKEN_FILE_NAME
+    token_path = token_file or data / TOKEN_FILE_NAME
     try:
         logging = LoggingOptions(log_format, log_level)
-        run_until_signalled(lambda: serve(data, listen, scope, name, place, Timing(beat_ms), logging, secured), quick=True)
+        run_until_signalled(
+            lambda: serve(data, listen, scope, name, token_path, Timing(beat_ms), logging, secured), use_uvloop=True
+        )
     except (StoreError, WorldError) as error:
         raise click.ClickException(escaped(str(error))) from error
 
@@ -102,12 +104,12 @@ async def serve(
     scope: str,
     name: str,
     token_file: Path,
-    tempo: Timing,
+    timing: Timing,
     logging: LoggingOptions = LoggingOptions(),
-    secured: TlsOptions | None = None,
+    tls: TlsOptions | None = None,
 ) -> None:
     world = production()
-    say = ErrorReporter(logging.of("server", world.clock))
+    report = ErrorReporter(logging.of("server", world.clock))
     try:
         token, new = read_or_create_token(token_file, world.ids)
         async with api_server(
@@ -117,14 +119,14 @@ async def serve(
             name=name,
             listen=listen,
             token=token,
-            timing=tempo,
-            report_bug=say.bug,
-            log=say.log,
-            tls_options=secured,
-            report=say,
-        ) as one:
-            believed = f", its authority in {escaped(str(one.ca_file))}" if one.ca_file else ""
-            click.echo(f"remit server: {scope} at {one.url}, token in {escaped(str(token_file))}{believed}")
+            timing=timing,
+            report_bug=report.bug,
+            log=report.log,
+            tls_options=tls,
+            report=report,
+        ) as api:
+            ca_note = f", CA certificate in {escaped(str(api.ca_file))}" if api.ca_file else ""
+            click.echo(f"remit server: {scope} at {api.url}, token in {escaped(str(token_file))}{ca_note}")
             if new:
                 print_admin_token(token)
             await asyncio.Event().wait()
@@ -133,18 +135,18 @@ async def serve(
 
 
 def print_admin_token(token: str) -> None:
-    """Once: the first token is how all the others are made."""
-    click.echo(f"remit: the first admin's token, shown this once: {token}\n  make others with `remit token create`")
+    """Print the first admin token. It is shown only when it is created."""
+    click.echo(f"remit: first admin token, not shown again: {token}\n  create others with `remit token create`")
 
 
-name_option = click.option("--name", default="", help="What it is called in records.  [default: its sort and process number]")
+name_option = click.option("--name", default="", help="Name in leases and records.  [default: role and process id]")
 
 
 @click.command(
     epilog=examples(
         "remit token create --role scheduler > scheduler.token",
         "remit scheduler --server http://127.0.0.1:7420 --token-file scheduler.token",
-        "remit scheduler --name spare             a second one: it takes over when the first falls silent",
+        "remit scheduler --name spare             a standby: it takes over when the first stops renewing its lease",
     )
 )
 @server_connection_options
@@ -152,21 +154,21 @@ name_option = click.option("--name", default="", help="What it is called in reco
 @name_option
 @metrics_option
 @log_options
-def scheduler(servers: tuple[str, ...], token_file: Path | None, **how: Any) -> None:
-    """Place waiting work on nodes, until ended.
+def scheduler(servers: tuple[str, ...], token_file: Path | None, **options: Any) -> None:
+    """Run a scheduler, which places pending replicas on nodes.
 
-    Of several schedulers of a scope one acts, and the others are ready to take over.
+    Several schedulers of a scope elect a leader by lease; the others are standbys.
     """
     from remit.assembly import run_scheduler
 
-    _run_component("scheduler", run_scheduler, servers, token_file, **how)
+    _run_component("scheduler", run_scheduler, servers, token_file, **options)
 
 
 @click.command(
     epilog=examples(
         "remit token create --role controllers > controllers.token",
         "remit controllers --server http://127.0.0.1:7420 --token-file controllers.token",
-        "remit controllers --name spare           a second copy: it takes over, one controller at a time",
+        "remit controllers --name spare           a standby: it takes over leases, one controller at a time",
     )
 )
 @server_connection_options
@@ -174,19 +176,19 @@ def scheduler(servers: tuple[str, ...], token_file: Path | None, **how: Any) -> 
 @name_option
 @metrics_option
 @log_options
-def controllers(servers: tuple[str, ...], token_file: Path | None, **how: Any) -> None:
-    """Make what is there what was asked for, until ended: workloads, nodes, repair, endpoints, rollouts.
+def controllers(servers: tuple[str, ...], token_file: Path | None, **options: Any) -> None:
+    """Run the controllers of a scope: workloads, nodes, repair, endpoints, rollouts.
 
-    Of several copies one acts in each role, and the others are ready to take over.
+    Several copies elect a leader by lease for each controller; the others are standbys.
     """
     from remit.assembly import run_controllers
 
-    _run_component("controllers", run_controllers, servers, token_file, **how)
+    _run_component("controllers", run_controllers, servers, token_file, **options)
 
 
 def _run_component(
-    sort: str,
-    part: Callable[..., Awaitable[Any]],
+    role: str,
+    run_role: Callable[..., Awaitable[Any]],
     servers: tuple[str, ...],
     token_file: Path | None,
     *,
@@ -202,22 +204,22 @@ def _run_component(
     async def main() -> None:
         from remit.assembly import component_name, component_world
 
-        complain = ErrorReporter(LoggingOptions(log_format, log_level).of(sort, BootClock()))
-        async with component_world(urls, token, trust, complain) as connected:
-            run = partial(part, connected, name=name or component_name(sort), heartbeat_ms=beat_ms, on_failure=complain)
+        report = ErrorReporter(LoggingOptions(log_format, log_level).of(role, BootClock()))
+        async with component_world(urls, token, trust, report) as connected:
+            run = partial(run_role, connected, name=name or component_name(role), heartbeat_ms=beat_ms, on_failure=report)
             if metrics is None:
                 await run()
                 return
-            # Only who tells what it counts pays for loading what tells it.
+            # Imported only with --metrics, to save memory.
             from remit.serve.metrics.collectors import log_metrics
             from remit.serve.metrics.exposition import MetricsRegistry, serve_metrics
 
-            counted = MetricsRegistry(log_metrics(complain.log))
-            async with serve_metrics(counted, metrics) as where:
-                click.echo(f"remit {sort}: what it counts is at {where}")
-                await run(metrics=counted)
+            registry = MetricsRegistry(log_metrics(report.log))
+            async with serve_metrics(registry, metrics) as address:
+                click.echo(f"remit {role}: metrics at {address}")
+                await run(metrics=registry)
 
     try:
-        sys.exit(run_until_signalled(main, quick=True))
+        sys.exit(run_until_signalled(main, use_uvloop=True))
     except WorldError as error:
         raise click.ClickException(escaped(str(error))) from error

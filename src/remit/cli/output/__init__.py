@@ -1,1 +1,1 @@
-"""What commands print. May import rich."""
+"""Output formats of commands. May import rich."""

@@ -1,8 +1,6 @@
-"""Console, table layout, broken pipes.
+"""Console output, table layout and broken pipes. On a terminal, tables are coloured and fit its width.
 
-For a terminal within its width and in colours, else whole and plain. It loads rich.
-
-It loads rich, so only what prints tables loads it.
+Importing it loads rich, so commands import it only when they print.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ FAINT: Final = "dim"
 
 
 class Column(NamedTuple):
-    """`wide`: shown only where it was asked for more. `fluid`: on a terminal it is cut to what room is left. `least`: how wide
-    it is from the beginning where rows come one by one, so that they stay below each other.
+    """A table column. `wide`: shown only with -o wide. `fluid`: cut to the remaining width of a terminal. `least`: minimum
+    width if rows are printed one by one, so that they stay aligned.
     """
 
-    head: str
+    heading: str
     wide: bool = False
     right: bool = False
     fluid: bool = False
@@ -50,42 +48,44 @@ Cells = Sequence[str | Cell]
 
 
 class Sheet:
-    """A table that may grow: what comes later keeps the widths of what came first, as far as it fits."""
+    """A table to which rows can be added. Later rows keep the column widths of the first ones where they fit."""
 
     def __init__(
-        self, console: Console, columns: Sequence[Column], *, wide: bool = False, heads: bool = True, live: bool = False
+        self, console: Console, columns: Sequence[Column], *, wide: bool = False, headings: bool = True, live: bool = False
     ) -> None:
         self._console = console
-        self._kept = [number for number, column in enumerate(columns) if wide or not column.wide]
-        self._columns = [columns[number] for number in self._kept]
-        self._wide, self._heads = wide, heads
-        self._widths = [max(cell_len(column.head) if heads else 0, column.least if live else 0) for column in self._columns]
-        self._begun = False
+        self._shown_columns = [number for number, column in enumerate(columns) if wide or not column.wide]
+        self._columns = [columns[number] for number in self._shown_columns]
+        self._wide, self._headings = wide, headings
+        self._widths = [
+            max(cell_len(column.heading) if headings else 0, column.least if live else 0) for column in self._columns
+        ]
+        self._header_printed = False
 
     def show(self, rows: Iterable[Cells]) -> None:
-        made = [[_cell(row[number]) for number in self._kept] for row in rows]
-        for row in made:
+        cells = [[_cell(row[number]) for number in self._shown_columns] for row in rows]
+        for row in cells:
             for number, cell in enumerate(row):
                 self._widths[number] = max(self._widths[number], cell_len(cell.text))
         widths = self._fitted()
-        if self._heads and not self._begun:
-            self._line([Cell(column.head, "bold") for column in self._columns], widths)
-        self._begun = True
-        for row in made:
+        if self._headings and not self._header_printed:
+            self._line([Cell(column.heading, "bold") for column in self._columns], widths)
+        self._header_printed = True
+        for row in cells:
             self._line(row, widths)
 
     def _fitted(self) -> list[int]:
-        """The widest fluid columns give way until the line fits a terminal; nothing is cut for anybody else."""
+        """Return the column widths. On a terminal the widest fluid columns are cut until a row fits the line."""
         widths = list(self._widths)
         if self._wide or not self._console.file.isatty():
             return widths
-        over = sum(widths) + len(GAP) * (len(widths) - 1) - self._console.width
+        excess = sum(widths) + len(GAP) * (len(widths) - 1) - self._console.width
         fluid = [number for number, column in enumerate(self._columns) if column.fluid]
         for number in sorted(fluid, key=lambda number: -widths[number]):
-            if over > 0:
-                less = min(over, max(0, widths[number] - FLUID_MIN))
-                widths[number] -= less
-                over -= less
+            if excess > 0:
+                cut = min(excess, max(0, widths[number] - FLUID_MIN))
+                widths[number] -= cut
+                excess -= cut
         return widths
 
     def _line(self, row: Sequence[Cell], widths: Sequence[int]) -> None:
@@ -103,8 +103,8 @@ class Sheet:
         self._console.print(line, soft_wrap=True)
 
 
-def _cell(made: str | Cell) -> Cell:
-    cell = made if isinstance(made, Cell) else Cell(made)
+def _cell(cells: str | Cell) -> Cell:
+    cell = cells if isinstance(cells, Cell) else Cell(cells)
     return Cell(escaped(cell.text), cell.style)
 
 
@@ -118,40 +118,42 @@ def _padded(text: str, width: int, column: Column, *, end: bool) -> str:
 
 
 def plain(text: str) -> None:
-    """A line for whoever reads on, in the order of everything else that is printed."""
+    """Write a line to stdout with control characters escaped."""
     sys.stdout.write(f"{escaped(text)}\n")
 
 
 WIDTH_MAX: Final = 128
-UNBROKEN: Final = 1_000_000
-"""Wider than any line: a program that looks for words finds them on one line."""
+WIDTH_UNLIMITED: Final = 1_000_000
+"""Width for output that is not a terminal. Lines are not wrapped, so that grep finds phrases."""
 
 
-class _Told(Console):
-    """A console that leaves a reader who is gone to whoever runs the command."""
+class _PipeAwareConsole(Console):
+    """A console that raises BrokenPipeError to the command instead of handling it."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        """The last hand on all that is shown: what would steer a terminal and is none of our colours is spelt out."""
-        return super()._render_buffer(one if one.control else one._replace(text=_tame(one.text)) for one in buffer)
+        """Escape all control characters in the output except those of the console itself."""
+        return super()._render_buffer(
+            segment if segment.control else segment._replace(text=_escape(segment.text)) for segment in buffer
+        )
 
 
-def _tame(text: str) -> str:
+def _escape(text: str) -> str:
     return text if text.isprintable() else "\n".join(escaped(line) for line in text.split("\n"))
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Lines are broken for terminals alone, even where colours are asked for elsewhere."""
-    found = _Told(stderr=stderr, highlight=False, emoji=False, markup=False)
-    found.width = min(found.width, WIDTH_MAX) if found.file.isatty() else UNBROKEN
-    return found
+    """Create a console that wraps lines only on terminals, even if colours are forced elsewhere."""
+    console_ = _PipeAwareConsole(stderr=stderr, highlight=False, emoji=False, markup=False)
+    console_.width = min(console_.width, WIDTH_MAX) if console_.file.isatty() else WIDTH_UNLIMITED
+    return console_
 
 
 @contextmanager
-def until_nobody_reads() -> Iterator[None]:
-    """Nobody reads on, as in `| head`: nothing is broken or missed by that, so it must not end as if something were."""
+def until_broken_pipe() -> Iterator[None]:
+    """Exit quietly, as after SIGPIPE, when the reader of stdout closes it, as in `| head`."""
     try:
         yield
         sys.stdout.flush()

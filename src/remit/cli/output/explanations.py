@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from remit.cli.output.console import BAD
+from remit.cli.session.workload_progress import PHASE_DETAILS
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.refusals import REFUSALS
 from remit.model.claims import Code
@@ -38,8 +39,8 @@ from remit.proposal.explain.result_types import (
 )
 from remit.proposal.queue.backlog import RETRY_MS_MAX
 
-PASSED: Final = {
-    "ready": "ready",
+PASSED_LABELS: Final = {
+    "node-health": "ready",
     "takes-work": "schedulable",
     "place": "placement matches",
     "policy": "policy allows",
@@ -51,12 +52,12 @@ PASSED: Final = {
     "spread": "spread kept",
     "affinity": "affinity met",
     "anti-affinity": "anti-affinity met",
-    "shunned": "peers' anti-affinity met",
+    "shunned": "others' anti-affinity met",
     "overrides": "no override",
 }
 """By filter name: the label of the nodes that passed it, in the funnel line."""
 
-EASED: Final = {
+RELAXED: Final = {
     "place": "placement.regions, zones or pools allow another place",
     "policy": "the policy allows another place",
     "taints": "it tolerates the taint, or the taint is removed",
@@ -71,12 +72,12 @@ EASED: Final = {
 "if".
 """
 
-STANDS_IN: Final = {
+NOT_POSSIBLE: Final = {
     "priority": "no replica of lower priority runs on a node where it could run",
     "class": "its priority class does not preempt",
     "gang": "gangs do not preempt",
     "quota": "quota is exhausted, so freed capacity would not help",
-    "place": "no node is rejected only for lack of capacity",
+    "place": "no schedulable node both matches its constraints and is large enough",
     "protected": "minAvailable protects the replicas that would have to be evicted",
     "little": "it would not fit even if all lower-priority replicas were evicted",
     "most": "the search stopped at its limit",
@@ -88,15 +89,18 @@ impossible.
 """
 
 
-def funnel_line(passage: FilterFunnel, quota: QuotaExplanation | None = None) -> str:
-    """Formats a funnel as `nodes 120 -> ready 118 -> capacity 3`. Each number counts the nodes that passed all filters so far."""
-    parts = [f"nodes {passage.nodes}", *(f"{PASSED.get(step.filter, step.filter)} {step.left}" for step in passage.steps)]
+def funnel_line(funnel: FilterFunnel, quota: QuotaExplanation | None = None) -> str:
+    """Formats a funnel as `nodes 120 -> ready 118 -> capacity 3`: the nodes that passed all filters so far."""
+    parts = [
+        f"nodes {funnel.nodes}",
+        *(f"{PASSED_LABELS.get(step.filter, step.filter)} {step.left}" for step in funnel.steps),
+    ]
     if quota is not None and quota.covers < quota.wanted:
         parts.append(f"quota {quota.covers}" + (f" of {quota.wanted}" if quota.wanted > 1 else ""))
     return " -> ".join(parts)
 
 
-def nearest_words(nearest: NearestNodeExplanation) -> str:
+def format_nearest(nearest: NearestNodeExplanation) -> str:
     refused = ", ".join(nearest.refused)
     return (
         f"{nearest.node}, short by {nearest.lacks}" + (f" ({refused})" if refused else "")
@@ -105,15 +109,15 @@ def nearest_words(nearest: NearestNodeExplanation) -> str:
     )
 
 
-def unblock_words(unblock: Remedy) -> str:
+def format_remedy(remedy: Remedy) -> str:
     """Formats all changes of a remedy in one line, with the nodes on which the replica fits afterwards."""
-    said = ", and ".join(change_words(change) for change in unblock.changes)
-    named = ", ".join(unblock.nodes)
-    others = f" and {unblock.fits - len(unblock.nodes)} more" if unblock.fits > len(unblock.nodes) > 0 else ""
-    return f"{said} (then it fits {many(unblock.fits, 'node')}{f': {named}{others}' if named else ''})"
+    changes_text = ", and ".join(format_change(change) for change in remedy.changes)
+    named = ", ".join(remedy.nodes)
+    others_text = f" and {remedy.fits - len(remedy.nodes)} more" if remedy.fits > len(remedy.nodes) > 0 else ""
+    return f"{changes_text} (then it fits {many(remedy.fits, 'node')}{f': {named}{others_text}' if named else ''})"
 
 
-def change_words(change: Change) -> str:
+def format_change(change: Change) -> str:
     match change.kind:
         case "quota":
             return f"quota {change.what} grows by {change.amount}"
@@ -135,7 +139,7 @@ def change_words(change: Change) -> str:
         case "nodes":
             return f"there {_are(change.count)} {many(change.count, 'more node')} like {change.what}"
         case "filter":
-            return _eased_words(change)
+            return _format_relaxed(change)
         case _:
             return f"{change.kind} {change.what}"
 
@@ -144,34 +148,35 @@ def _are(count: int) -> str:
     return "is" if count == 1 else "are"
 
 
-def _eased_words(change: Change) -> str:
+def _format_relaxed(change: Change) -> str:
     nodes = ", ".join(change.nodes) or "one of them"
     if change.what == "node-health":
-        return f"{nodes} {_are(len(change.nodes) or 1)} ready again"
+        return f"{nodes} {'becomes' if len(change.nodes) < 2 else 'become'} ready"
     if change.what == "takes-work":
         return f"{nodes} {_are(len(change.nodes) or 1)} uncordoned"
-    return EASED.get(change.what, f"plug-in {change.what} lets it pass")
+    return RELAXED.get(change.what, f"plug-in {change.what} lets it pass")
 
 
-def preemption_words(preemption: PreemptionExplanation) -> str:
-    victims = ", ".join(f"{one.replica} (priority {one.priority})" for one in preemption.victims)
+def format_preemption(preemption: PreemptionExplanation) -> str:
+    victims = ", ".join(f"{victim.replica} (priority {victim.priority})" for victim in preemption.victims)
     if preemption.possible:
         return f"{victims} on {preemption.node}, in the scheduler's next cycle"
-    return STANDS_IN.get(preemption.why, preemption.why) + (f": {victims} on {preemption.node}" if victims else "")
+    return NOT_POSSIBLE.get(preemption.why, preemption.why) + (f": {victims} on {preemption.node}" if victims else "")
 
 
-def quota_words(quota: QuotaExplanation) -> str:
+def format_quota(quota: QuotaExplanation) -> str:
     if quota.dead:
         return f"nothing can be charged to {quota.ledger} ({quota.dead})"
-    left = {name: count for name, count in quota.left if name in dict(quota.charge.pairs)}
-    lacking = [name for name, _ in quota.charge if name not in left]
-    told = str(Amount(left)) if left else ""
+    remaining = {name: count for name, count in quota.left if name in dict(quota.charge.pairs)}
+    lacking = [name for name, _ in quota.charge if name not in remaining]
+    explanation = str(Amount(remaining)) if remaining else ""
     none = ", ".join(f"no {name.removeprefix('devices/')}" for name in lacking)
-    return f"{quota.ledger} has {', '.join(part for part in (told, none) if part) or 'nothing'} left; one replica needs {quota.charge}"
+    free = ", ".join(part for part in (explanation, none) if part) or "nothing"
+    return f"{quota.ledger} has {free} left; one replica needs {quota.charge}"
 
 
-def many(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"
+def many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def counted(stages: Mapping[str, int]) -> str:
@@ -182,7 +187,7 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def age_words(at: str, wall: str) -> str:
+def format_age(at: str, wall: str) -> str:
     """How long ago `at` was. Both times come from wall clocks of possibly different machines, so the result is for display
     only. Empty if `at` is unknown or in the future.
     """
@@ -195,34 +200,45 @@ def age_words(at: str, wall: str) -> str:
     return format_duration(ms if ms < 1_000 else ms // 1_000 * 1_000 if ms < 3_600_000 else ms // 60_000 * 60_000)
 
 
-def clock_words(at: str) -> str:
+def format_clock(at: str) -> str:
     """The time of day (HH:MM:SS) of an ISO 8601 timestamp."""
     return at[11:19] if len(at) > 19 else at
 
 
+UNBLOCKED_BY: Final = {
+    "node": "a change of nodes",
+    "room": "freed capacity",
+    "peers": "a placement of the same tenant",
+    "policy": "a policy change",
+    "override": "the end of an override",
+    "quota": "freed or raised quota",
+    "workload": "a change of the workload",
+    "time": "the passing of time",
+}
+"""By unblock event: text for the line `next attempt`."""
 INDENT: Final = 14
 HISTORY_SHOWN: Final = 12
 STYLES: Final = {"now": "green", "not-now": "yellow", "never": "red"}
 
 
-def show(console: Console, told: ReplicaExplanation | WorkloadExplanation, *, verbose: bool, wall: str) -> None:
-    if isinstance(told, ReplicaExplanation):
-        _replica(console, told, verbose, wall)
+def show(console: Console, explanation: ReplicaExplanation | WorkloadExplanation, *, verbose: bool, wall: str) -> None:
+    if isinstance(explanation, ReplicaExplanation):
+        _replica(console, explanation, verbose, wall)
     else:
-        _workload(console, told, verbose, wall)
-    if told.there is not None:
-        _node(console, told.there, told.here if isinstance(told, ReplicaExplanation) else None)
-    line(console, "evidence", _evidence(told.evidence))
+        _workload(console, explanation, verbose, wall)
+    if explanation.there is not None:
+        _node(console, explanation.there, explanation.here if isinstance(explanation, ReplicaExplanation) else None)
+    line(console, "evidence", _evidence(explanation.evidence))
     if verbose:
-        _history(console, told.history)
+        _history(console, explanation.history)
 
 
 def line(console: Console, lead: str, text: str | Text, style: str = "") -> None:
     """Prints `text` behind the label `lead`, wrapped with a hanging indent."""
     first = Text(f"{lead}:" if lead else "", style="bold")
     first.pad_right(max(1, INDENT - first.cell_len))
-    made = text if isinstance(text, Text) else Text(escaped(text), style=style)
-    for number, part in enumerate(made.wrap(console, max(20, console.width - INDENT))):
+    content = text if isinstance(text, Text) else Text(escaped(text), style=style)
+    for number, part in enumerate(content.wrap(console, max(20, console.width - INDENT))):
         part.rstrip()
         console.print(Text.assemble(Text(" " * INDENT) if number else first, part), soft_wrap=True)
 
@@ -230,33 +246,34 @@ def line(console: Console, lead: str, text: str | Text, style: str = "") -> None
 # -- a workload ----------------------------------------------------------------------------------------------------------------
 
 
-def _workload(console: Console, told: WorkloadExplanation, verbose: bool, wall: str) -> None:
-    console.print(Text.assemble(("workload ", ""), (f"{told.tenant}/{told.name}", "bold")), soft_wrap=True)
-    missing = f"; {told.missing:,} not created yet" if told.missing else ""
-    line(console, "progress", f"{counted(told.stages)} of {told.wanted:,} desired{missing}")
-    for number, group in enumerate(told.groups):
+def _workload(console: Console, explanation: WorkloadExplanation, verbose: bool, wall: str) -> None:
+    console.print(Text.assemble(("workload ", ""), (f"{explanation.tenant}/{explanation.name}", "bold")), soft_wrap=True)
+    missing = f"; {explanation.missing:,} not created yet" if explanation.missing else ""
+    line(console, "progress", f"{counted(explanation.stages)} of {explanation.wanted:,} desired{missing}")
+    for number, group in enumerate(explanation.groups):
         if number and not verbose:
-            line(console, "", f"{many(group.count, 'more')} of generation {group.generation}: {group.waits.reason or 'now'}")
+            line(console, "", f"{group.count:,} more of generation {group.generation}: {group.waits.reason or 'now'}")
             continue
-        alike = f" and {many(group.count - 1, 'other')} like it" if group.count > 1 else ""
-        _waits(console, f"{group.first}{alike}", group.waits, told.since, told.history, verbose, wall)
-    if not told.groups:
-        line(console, "limited by", _limit_words(told.limit, told.detail))
-    if told.unattended:
-        line(console, "not running", told.unattended, BAD)
+        similar = f" and {many(group.count - 1, 'other')} like it" if group.count > 1 else ""
+        _pending(console, f"{group.first}{similar}", group.waits, explanation.since, explanation.history, verbose, wall)
+    if not explanation.groups:
+        line(console, "limited by", _format_limit(explanation.limit, explanation.detail))
+    if explanation.unattended:
+        line(console, "not running", explanation.unattended, BAD)
 
 
-def _limit_words(limit: str, detail: str) -> str:
+def _format_limit(limit: str, detail: str) -> str:
     if not limit:
         return f"nothing: {detail or 'it is in its desired state'}"
     if detail:
         return f"{limit}: {detail}"
     if limit == "missing":
         return "replicas that are not created yet; the workload controller creates them"
-    return _phase_words(Phase(limit))
+    detail = PHASE_DETAILS.get(limit, "not ready yet")
+    return f"{_format_phase(Phase(limit))}; {detail}" if Phase(limit) in PHASE_TIMEOUTS else f"{limit}: {detail}"
 
 
-def _phase_words(phase: Phase) -> str:
+def _format_phase(phase: Phase) -> str:
     wait = PHASE_TIMEOUTS.get(phase)
     if wait is None:
         return f"{phase}"
@@ -267,76 +284,94 @@ def _phase_words(phase: Phase) -> str:
 # -- a replica -----------------------------------------------------------------------------------------------------------------
 
 
-def _replica(console: Console, told: ReplicaExplanation, verbose: bool, wall: str) -> None:
+def _replica(console: Console, explanation: ReplicaExplanation, verbose: bool, wall: str) -> None:
     console.print(
         Text.assemble(
-            ("replica ", ""), (f"{told.tenant}/{told.name}", "bold"), f"  generation {told.generation}, attempt {told.attempt}"
+            ("replica ", ""),
+            (f"{explanation.tenant}/{explanation.name}", "bold"),
+            f"  generation {explanation.generation}, attempt {explanation.attempt}",
         ),
         soft_wrap=True,
     )
-    if told.waits is not None:
-        _waits(console, told.name, told.waits, told.since, told.history, verbose, wall)
+    if explanation.waits is not None:
+        _pending(console, explanation.name, explanation.waits, explanation.since, explanation.history, verbose, wall)
         return
-    ago = age_words(told.since, wall)
-    on = f" on {told.node}" if told.node else ""
-    line(console, "state", Text.assemble((f"{told.phase}{on}", "bold green"), f" for {ago}" if ago else ""))
-    if told.phase in PHASE_TIMEOUTS:
-        line(console, "", _phase_words(Phase(told.phase)))
-    if told.said:
-        line(console, "agent report", told.said)
-    if told.result or told.reason:
-        line(console, "reason", " ".join(part for part in (told.result, told.reason) if part))
-    if told.victims:
-        gone = sum(told.victims.values())
-        waits = listed([name.removeprefix("replica/") for name, left in told.victims.items() if not left])
-        line(console, "reserved", f"{gone} of {len(told.victims)} victims are released; not released yet: {waits}")
-    if told.grants:
-        devices = f"; devices {', '.join(sorted(told.devices))}" if told.devices else ""
-        line(console, "charged to", ", ".join(told.grants) + devices)
-    if told.node:
-        _chosen(console, told, told.chosen, verbose, wall)
+    ago = format_age(explanation.since, wall)
+    on = f" on {explanation.node}" if explanation.node else ""
+    line(console, "state", Text.assemble((f"{explanation.phase}{on}", "bold green"), f" for {ago}" if ago else ""))
+    if explanation.phase in PHASE_TIMEOUTS:
+        line(console, "", _format_phase(Phase(explanation.phase)))
+    if explanation.said:
+        line(console, "agent report", explanation.said)
+    if explanation.result or explanation.reason:
+        line(console, "reason", " ".join(part for part in (explanation.result, explanation.reason) if part))
+    if explanation.victims:
+        gone = sum(explanation.victims.values())
+        waits = listed([name.removeprefix("replica/") for name, remaining in explanation.victims.items() if not remaining])
+        line(console, "reserved", f"{gone} of {len(explanation.victims)} victims are released; not released yet: {waits}")
+    if explanation.grants:
+        devices = f"; devices {', '.join(sorted(explanation.devices))}" if explanation.devices else ""
+        line(console, "charged to", ", ".join(explanation.grants) + devices)
+    if explanation.node:
+        _chosen(console, explanation, explanation.chosen, verbose, wall)
 
 
-def _chosen(console: Console, told: ReplicaExplanation, chosen: PlacementExplanation | None, verbose: bool, wall: str) -> None:
+def _chosen(
+    console: Console, explanation: ReplicaExplanation, chosen: PlacementExplanation | None, verbose: bool, wall: str
+) -> None:
+    """Print why the replica was placed on its node, from the stored decision."""
     if chosen is None:
-        line(console, "why here", f"the decision is no longer stored; --node {told.node} shows whether it would fit there now")
+        line(
+            console,
+            "why here",
+            f"the decision is no longer stored; --node {explanation.node} shows whether it would fit there now",
+        )
         return
-    others = chosen.passage.fits - 1
-    first = next((one for one in chosen.candidates if one.node == told.node), None)
-    if first is None:
-        ahead = f"one of {many(chosen.passage.fits, 'node')} that fit; the best ones before the replicas of the same batch were placed:"
-    else:
-        ahead = f"the best of {many(chosen.passage.fits, 'node')} that fit" if others > 0 else "the only node that fits"
-    line(console, "why here", ahead)
-    _candidates(console, chosen.candidates, told.node)
+    line(console, "why here", _format_rank(explanation, chosen))
+    _candidates(console, chosen.candidates, explanation.node)
     line(console, "", funnel_line(chosen.passage))
     if chosen.victims:
         line(console, "preempted", listed([name.removeprefix("replica/") for name in chosen.victims]))
-    age = age_words(chosen.at, wall)
     policy = f"policy {chosen.policy}" if chosen.policy else "no policy"
-    seen = f"revision {chosen.seen}, {chosen.age_ms} ms old at the decision; {policy}; overrides {listed(chosen.overrides)}"
-    line(console, "decided on", seen)
-    answer = next((one for one in reversed(told.history) if one.by == "authority" and "accepted" in one.said), None)
-    if answer is not None:
-        line(console, "verdict", f"{answer.said} at revision {answer.revision}" + (f", {age} ago" if age else ""))
-    refused = [one for one in told.history if one.by == "authority" and one.reason]
-    waited = [one for one in told.history if one.by == "scheduler" and one.said == "waiting"]
-    before = f"refused {many(len(refused), 'time')}, pending {many(len(waited), 'time')} before"
-    line(console, "attempts", f"attempt {chosen.attempt}; {before}{_reasons([*refused, *waited])}")
+    line(
+        console,
+        "decided on",
+        f"revision {chosen.seen}, {chosen.age_ms} ms old at the decision; {policy}; overrides {listed(chosen.overrides)}",
+    )
+    _verdicts(console, explanation.history, chosen, wall)
     if verbose:
         line(console, "ledger", f"{chosen.grant or 'none'} had {chosen.left} left")
 
 
-def _reasons(told: Sequence[HistoryEntry]) -> str:
-    names = list(dict.fromkeys(one.reason for one in told if one.reason))
+def _format_rank(explanation: ReplicaExplanation, chosen: PlacementExplanation) -> str:
+    fitting = many(chosen.passage.fits, "node")
+    if all(candidate.node != explanation.node for candidate in chosen.candidates):
+        return f"one of {fitting} that fit; the best ones before the replicas of the same batch were placed:"
+    return f"the best of {fitting} that fit" if chosen.passage.fits > 1 else "the only node that fits"
+
+
+def _verdicts(console: Console, history: Sequence[HistoryEntry], chosen: PlacementExplanation, wall: str) -> None:
+    """Print the verdict on the placement, and the number of earlier attempts."""
+    verdicts = [entry for entry in history if entry.by == "authority"]
+    accepted = next((entry for entry in reversed(verdicts) if "bind" in entry.said and "accepted" in entry.said), None)
+    if accepted is not None:
+        age = format_age(chosen.at, wall)
+        line(console, "verdict", f"{accepted.said} at revision {accepted.revision}" + (f", {age} ago" if age else ""))
+    refused = [entry for entry in verdicts if entry.reason]
+    pending = [entry for entry in history if entry.by == "scheduler" and entry.said == "waiting"]
+    earlier = f"refused {many(len(refused), 'time')}, pending {many(len(pending), 'time')} before" if refused or pending else ""
+    line(console, "attempts", f"attempt {chosen.attempt}; {earlier or 'placed at once'}{_reasons([*refused, *pending])}")
+
+
+def _reasons(explanation: Sequence[HistoryEntry]) -> str:
+    names = list(dict.fromkeys(item.reason for item in explanation if item.reason))
     return f" ({', '.join(names)})" if names else ""
 
 
-# -- pending replicas
-# -----------------------------------------------------------------------------------------------------------
+# -- pending replicas ----------------------------------------------------------------------------------------------------------
 
 
-def _waits(
+def _pending(
     console: Console,
     name: str,
     waits: PendingExplanation,
@@ -345,7 +380,7 @@ def _waits(
     verbose: bool,
     wall: str,
 ) -> None:
-    ago = age_words(since, wall)
+    ago = format_age(since, wall)
     reason = waits.reason or "none"
     style = STYLES[waits.verdict]
     head = Text.assemble(
@@ -357,29 +392,29 @@ def _waits(
         (_verdict(waits), style),
     )
     line(console, "replica", Text.assemble(name, "  ", head))
-    line(console, "", _why(waits))
+    line(console, "", _format_reason(waits))
     line(console, "nodes", funnel_line(waits.passage, waits.quota))
     if waits.gang is not None:
         gang = waits.gang
         line(
             console,
             "gang",
-            f"{gang.min} must be bound at once: {gang.fits} of {gang.waiting} pending replicas fit now, {gang.standing} are placed",
+            f"{gang.min} must be bound at once: {gang.fits} of {gang.waiting} pending ones fit now, {gang.standing} are placed",
         )
     if waits.nearest is not None:
-        line(console, "nearest fit", nearest_words(waits.nearest))
+        line(console, "nearest fit", format_nearest(waits.nearest))
     if waits.candidates:
         _candidates(console, waits.candidates, "")
-    for number, unblock in enumerate(waits.unblocks):
-        line(console, "" if number else "unblocks", f"{'if' if not number else 'or if'} {unblock_words(unblock)}")
+    for number, remedy in enumerate(waits.unblocks):
+        line(console, "" if number else "unblocks", f"{'if' if not number else 'or if'} {format_remedy(remedy)}")
     if waits.verdict != "now" and not waits.unblocks:
         line(console, "unblocks", "none of the small changes that were tried would be enough")
     if waits.preemption is not None:
-        line(console, "preempts", preemption_words(waits.preemption))
+        line(console, "preempts", format_preemption(waits.preemption))
     if waits.verdict != "now":
-        line(console, "next attempt", _again(waits, history, wall))
+        line(console, "next attempt", _next_attempt(waits, history, wall))
     if verbose:
-        line(console, "quota", quota_words(waits.quota))
+        line(console, "quota", format_quota(waits.quota))
         _funnel(console, waits.passage)
 
 
@@ -389,57 +424,63 @@ def _verdict(waits: PendingExplanation) -> str:
     ]
 
 
-def _why(waits: PendingExplanation) -> str:
+def _format_reason(waits: PendingExplanation) -> str:
     if waits.verdict == "now":
         first = waits.candidates[0].node if waits.candidates else "a node"
         return f"nothing prevents its placement: the next cycle would place it on {first}"
     return f"{waits.meaning}; {waits.detail}"
 
 
-def _again(waits: PendingExplanation, history: Sequence[HistoryEntry], wall: str) -> str:
+def _next_attempt(waits: PendingExplanation, history: Sequence[HistoryEntry], wall: str) -> str:
     """When the next attempt is due: at most RETRY_MS_MAX after the last one, or earlier after an unblock event. The times come
     from wall clocks.
     """
-    sooner = f"earlier when this changes: {', '.join(waits.cures)} ({waits.cure})"
-    last = next((one for one in reversed(history) if one.by == "scheduler" and one.at), None)
+    earlier = f"earlier after: {', '.join(UNBLOCKED_BY.get(event, event) for event in waits.cures)}"
+    last = next((entry for entry in reversed(history) if entry.by == "scheduler" and entry.at), None)
     if last is None:
-        return f"at most {format_duration(RETRY_MS_MAX)} after its last attempt, which is no longer recorded; {sooner}"
-    until = datetime.fromisoformat(last.at) + timedelta(milliseconds=RETRY_MS_MAX)
-    if until < datetime.fromisoformat(wall):
-        return f"was due by {until:%H:%M:%S} UTC, but none is recorded; check that a scheduler is running (`remit status`); {sooner}"
-    return f"by {until:%H:%M:%S} UTC at the latest; {sooner}"
+        return f"at most {format_duration(RETRY_MS_MAX)} after its last attempt, which is no longer recorded; {earlier}"
+    due = datetime.fromisoformat(last.at) + timedelta(milliseconds=RETRY_MS_MAX)
+    if due < datetime.fromisoformat(wall):
+        return f"overdue since {due:%H:%M:%S} UTC; check that a scheduler is running (`remit status`); {earlier}"
+    return f"by {due:%H:%M:%S} UTC at the latest; {earlier}"
 
 
 def _candidates(console: Console, candidates: Iterable[DecisionCandidate], chosen: str) -> None:
-    for one in candidates:
-        parts = ", ".join(f"{name} {score}" for name, score in one.parts.items())
-        line(console, "", Text(f"{one.node}  score {one.score} ({parts})", style="green" if one.node == chosen else ""))
+    for candidate in candidates:
+        parts = ", ".join(f"{name} {score}" for name, score in candidate.parts.items())
+        line(
+            console,
+            "",
+            Text(f"{candidate.node}  score {candidate.score} ({parts})", style="green" if candidate.node == chosen else ""),
+        )
 
 
-def _funnel(console: Console, passage: FilterFunnel) -> None:
+def _funnel(console: Console, funnel: FilterFunnel) -> None:
     """Prints the rejected nodes of every filter, and the sum, so that a reader can check that no node is missing."""
-    for step in passage.steps:
-        why = step.meaning or (REFUSALS[Code(step.reason)].meaning if step.reason else "of a plug-in")
-        line(console, "", f"{step.refused:>7,} refused by {step.filter}: {why}")
-    total = sum(step.refused for step in passage.steps)
-    line(console, "", f"{passage.fits:>7,} fit; {total:,} + {passage.fits:,} = {passage.nodes:,} nodes")
+    for step in funnel.steps:
+        meaning = step.meaning or (REFUSALS[Code(step.reason)].meaning if step.reason else "of a plug-in")
+        line(console, "", f"{step.refused:>7,} refused by {step.filter}: {meaning}")
+    total = sum(step.refused for step in funnel.steps)
+    line(console, "", f"{funnel.fits:>7,} fit; {total:,} + {funnel.fits:,} = {funnel.nodes:,} nodes")
 
 
 # -- one node ------------------------------------------------------------------------------------------------------------------
 
 
-def _node(console: Console, there: NodeFitExplanation, here: NodeFitExplanation | None) -> None:
-    if there.fits:
-        line(console, f"on {there.node}", Text("it would fit there now", style="green"))
-        line(console, "", f"score {there.score} ({_parts(there.parts)})")
-        if here is not None and here.fits and here.node != there.node:
-            line(console, "", f"on its current node {here.node}: score {here.score} ({_parts(here.parts)})")
+def _node(console: Console, other_node: NodeFitExplanation, own_node: NodeFitExplanation | None) -> None:
+    if other_node.fits:
+        line(console, f"on {other_node.node}", Text("it would fit there now", style="green"))
+        line(console, "", f"score {other_node.score} ({_parts(other_node.parts)})")
+        if own_node is not None and own_node.fits and own_node.node != other_node.node:
+            line(console, "", f"on its current node {own_node.node}: score {own_node.score} ({_parts(own_node.parts)})")
         return
-    line(console, f"on {there.node}", Text(f"it violates {many(len(there.broken), 'rule')} there now", style="yellow"))
-    for one in there.broken:
-        line(console, "", f"{one.filter}: {one.meaning} (fix: {one.cure})")
-    if there.lacks:
-        line(console, "", f"it lacks {there.lacks}")
+    line(
+        console, f"on {other_node.node}", Text(f"it violates {many(len(other_node.broken), 'rule')} there now", style="yellow")
+    )
+    for item in other_node.broken:
+        line(console, "", f"{item.filter}: {item.meaning} (fix: {item.cure})")
+    if other_node.lacks:
+        line(console, "", f"it lacks {other_node.lacks}")
 
 
 def _parts(parts: Mapping[str, int]) -> str:
@@ -452,14 +493,14 @@ def _evidence(evidence: ExplanationEvidence) -> str:
 
 
 def _history(console: Console, history: Sequence[HistoryEntry]) -> None:
-    shown = history[-HISTORY_SHOWN:]
-    for number, one in enumerate(shown):
-        reason = f" {one.reason}" if one.reason else ""
-        detail = f": {one.detail}" if one.detail else ""
+    entries = history[-HISTORY_SHOWN:]
+    for number, item in enumerate(entries):
+        reason = f" {item.reason}" if item.reason else ""
+        detail = f": {item.detail}" if item.detail else ""
         line(
             console,
             "" if number else "recorded",
-            f"{clock_words(one.at) or '-'}  {one.revision}  {one.by} {one.said}{reason}{detail}",
+            f"{format_clock(item.at) or '-'}  {item.revision}  {item.by} {item.said}{reason}{detail}",
         )
-    if len(history) > len(shown):
-        line(console, "", f"and {len(history) - len(shown)} earlier ones; -o json lists up to {len(history)}")
+    if len(history) > len(entries):
+        line(console, "", f"and {len(history) - len(entries)} earlier ones; -o json lists up to {len(history)}")

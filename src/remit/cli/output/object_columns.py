@@ -1,7 +1,4 @@
-"""Table columns of each kind.
-
-Cells only: how they are laid out is in columns.py.
-"""
+"""Table columns of each kind, and the cells of an object in them. Widths and printing are in console.py."""
 
 from __future__ import annotations
 
@@ -33,7 +30,7 @@ from remit.model.wire.api_types import EndpointItem, NodeTop, ReplicaTop
 
 NONE: Final = "-"
 AGE: Final = "AGE"
-"""How long ago it was made: it grows by itself."""
+"""Heading of the age column. `get --watch` ignores this column when it compares rows, because age changes by itself."""
 LISTED_MAX: Final = 3
 PHASE_STYLES: Final = {
     **dict.fromkeys((Phase.SERVING, Phase.READY, Phase.RUNNING, Phase.FINISHED), GOOD),
@@ -48,11 +45,11 @@ HEALTH_STYLES: Final = {
 }
 
 
-_DRAINS: Final = {"Empty": "it is empty", "Draining": "it is being emptied", "DeadlinePassed": "its drain is overdue"}
+_DRAIN_STATES: Final = {"Empty": "drained", "Draining": "draining", "DeadlinePassed": "the drain deadline has passed"}
 
 
-class Around(NamedTuple):
-    """What is known besides the object itself; each may be missing, and is then shown as not known."""
+class RowContext(NamedTuple):
+    """Data that rows need besides the object itself. Missing data is shown as `-`."""
 
     progress: Mapping[tuple[str, str], ProgressSummary] = {}
     reasons: Mapping[tuple[str, str], PendingReason] = {}
@@ -62,14 +59,14 @@ class Around(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """The columns of a kind besides tenant and name, and what an object has in them."""
+    """Columns of a kind between name and age, and the function that computes their cells for an object."""
 
     columns: tuple[Column, ...]
-    cells: Callable[[Any, Around], Cells]
+    cells: Callable[[Any, RowContext], Cells]
 
 
-def columns_of(kind: str, *, everyone: bool) -> tuple[Column, ...]:
-    tenant = (Column("TENANT"),) if everyone else ()
+def columns_of(kind: str, *, all_tenants: bool) -> tuple[Column, ...]:
+    tenant = (Column("TENANT"),) if all_tenants else ()
     return (
         *tenant,
         Column("NAME", least=14),
@@ -80,44 +77,46 @@ def columns_of(kind: str, *, everyone: bool) -> tuple[Column, ...]:
     )
 
 
-def row_of(thing: AnyObject, around: Around, *, everyone: bool, prefixed: bool = False) -> Cells:
-    kind, meta = type(thing).__name__, thing.metadata
-    tenant = (meta.tenant,) if everyone else ()
+def row_of(obj: AnyObject, row_context: RowContext, *, all_tenants: bool, prefixed: bool = False) -> Cells:
+    kind, meta = type(obj).__name__, obj.metadata
+    tenant = (meta.tenant,) if all_tenants else ()
     name = f"{kind.lower()}/{meta.name}" if prefixed else meta.name
     labels = ",".join(f"{key}={value}" for key, value in sorted(getattr(meta, "labels", {}).items()))
-    since = (Cell(age(meta.created, around.wall) or NONE, FAINT),) if isinstance(meta, Metadata) else ()
-    return (*tenant, name, *LAYOUTS[kind].cells(thing, around), *since, str(meta.revision), labels or NONE)
+    since = (Cell(age(meta.created, row_context.wall) or NONE, FAINT),) if isinstance(meta, Metadata) else ()
+    return (*tenant, name, *LAYOUTS[kind].cells(obj, row_context), *since, str(meta.revision), labels or NONE)
 
 
-# -- work ----------------------------------------------------------------------------------------------------------------------
+# -- workloads and replicas ----------------------------------------------------------------------------------------------------
 
 
-def _workload(thing: Workload, around: Around) -> Cells:
-    meta, spec = thing.metadata, thing.spec
-    found = around.progress.get((meta.tenant, meta.name))
+def _workload(workload: Workload, row_context: RowContext) -> Cells:
+    meta, spec = workload.metadata, workload.spec
+    progress = row_context.progress.get((meta.tenant, meta.name))
     tail = (spec.priority_class or NONE, str(meta.generation))
-    if found is None:
+    if progress is None:
         return spec.type, NONE, NONE, NONE, *tail
-    style = GOOD if found.arrived >= found.wanted and not found.limit else UNSURE
-    limit = f"{found.limit}{': ' if found.detail else ''}{found.detail}" if found.limit else NONE
-    never = BAD if found.never else UNSURE if found.limit else ""
-    return spec.type, Cell(f"{found.arrived}/{found.wanted}", style), format_stages(found), Cell(limit, never), *tail
+    style = GOOD if progress.ready >= progress.desired and not progress.limit else UNSURE
+    limit = f"{progress.limit}{': ' if progress.detail else ''}{progress.detail}" if progress.limit else NONE
+    never = BAD if progress.never else UNSURE if progress.limit else ""
+    return spec.type, Cell(f"{progress.ready}/{progress.desired}", style), format_stages(progress), Cell(limit, never), *tail
 
 
 _NOT_READY: Final = (Phase.STARTING, Phase.RUNNING)
 
 
-def _replica(thing: Replica, around: Around) -> Cells:
-    meta, spec, status = thing.metadata, thing.spec, thing.status
-    top = around.replicas.get((meta.tenant, meta.name))
-    why = pending_reason(thing, around.reasons) if status.phase is Phase.PENDING else None
-    if why is not None:
-        reason = Cell(f"{why.reason}{': ' if why.detail else ''}{why.detail}", BAD if why.never else UNSURE)
+def _replica(replica: Replica, row_context: RowContext) -> Cells:
+    meta, spec, status = replica.metadata, replica.spec, replica.status
+    top = row_context.replicas.get((meta.tenant, meta.name))
+    pending = pending_reason(replica, row_context.reasons) if status.phase is Phase.PENDING else None
+    if pending is not None:
+        reason = Cell(f"{pending.reason}{': ' if pending.detail else ''}{pending.detail}", BAD if pending.never else UNSURE)
     elif status.phase is Phase.PENDING and not status.reason:
         reason = Cell("queued", FAINT)
     else:
-        said = top.said if top is not None and status.phase in _NOT_READY else ""
-        reason = Cell(" ".join(part for part in (status.result, said or status.reason) if part) or NONE, UNSURE if said else "")
+        report = top.said if top is not None and status.phase in _NOT_READY else ""
+        reason = Cell(
+            " ".join(part for part in (status.result, report or status.reason) if part) or NONE, UNSURE if report else ""
+        )
     ports = ",".join(f"{name}:{port}" for name, port in sorted(status.ports.items()))
     return (
         Cell(status.phase.value, PHASE_STYLES.get(status.phase, "")),
@@ -133,12 +132,12 @@ def _replica(thing: Replica, around: Around) -> Cells:
     )
 
 
-# -- places --------------------------------------------------------------------------------------------------------------------
+# -- nodes, pools and regions --------------------------------------------------------------------------------------------------
 
 
-def _node(thing: Node, around: Around) -> Cells:
-    spec, status = thing.spec, thing.status
-    top = around.nodes.get(thing.metadata.name)
+def _node(node: Node, row_context: RowContext) -> Cells:
+    spec, status = node.spec, node.status
+    top = row_context.nodes.get(node.metadata.name)
     marks = [status.health.value, *(["draining"] if spec.draining else ["cordoned"] if spec.unschedulable else [])]
     style = HEALTH_STYLES[status.health] if len(marks) == 1 else UNSURE
     devices = Amount(_devices(spec.devices))
@@ -147,128 +146,128 @@ def _node(thing: Node, around: Around) -> Cells:
         spec.region,
         spec.zone,
         spec.pool,
-        _of(top.requests.cpu_milli if top else None, spec.capacity.get("cpu"), cpu_words),
-        _of(top.requests.memory_bytes if top else None, spec.capacity.get("memory"), bytes_words),
+        _ratio(top.requests.cpu_milli if top else None, spec.capacity.get("cpu"), format_cpu),
+        _ratio(top.requests.memory_bytes if top else None, spec.capacity.get("memory"), format_bytes),
         str(top.replicas) if top else NONE,
-        node_reason(thing) or NONE,
+        node_reason(node) or NONE,
         str(devices) if devices else NONE,
         f"{spec.address}:{spec.port}" if spec.port else spec.address or NONE,
-        ",".join(f"{one.key}={one.value}:{one.effect}" for one in spec.taints) or NONE,
+        ",".join(f"{taint.key}={taint.value}:{taint.effect}" for taint in spec.taints) or NONE,
     )
 
 
-def node_reason(thing: Node) -> str:
-    """Why it is as it is: what was said of its health, if that is not good, and how its drain stands."""
-    said = [thing.status.reason] if thing.status.health is not NodeHealth.READY and thing.status.reason else []
-    drained = condition_of(thing.status.conditions, "Drained")
-    if thing.spec.draining and drained is not None:
-        said.append(f"{_DRAINS.get(drained.reason, drained.reason)}{': ' if drained.message else ''}{drained.message}")
-    return "; ".join(said)
+def node_reason(node: Node) -> str:
+    """Explain the state of a node: the reason of its health unless it is ready, and the state of its drain."""
+    parts = [node.status.reason] if node.status.health is not NodeHealth.READY and node.status.reason else []
+    if node.status.health is NodeHealth.JOINING and not parts:
+        parts.append("no agent has reported for this node yet")
+    drained = condition_of(node.status.conditions, "Drained")
+    if node.spec.draining and drained is not None:
+        parts.append(f"{_DRAIN_STATES.get(drained.reason, drained.reason)}{': ' if drained.message else ''}{drained.message}")
+    return "; ".join(parts)
 
 
 def _devices(devices: Sequence[Any]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for one in devices:
-        found[f"devices/{one.kind}"] = found.get(f"devices/{one.kind}", 0) + 1_000
-    return found
+    counts: dict[str, int] = {}
+    for device in devices:
+        counts[f"devices/{device.kind}"] = counts.get(f"devices/{device.kind}", 0) + 1_000
+    return counts
 
 
-def _of(used: int | None, whole: int, words: Callable[[int], str]) -> str:
-    return f"{words(used) if used is not None else NONE}/{words(whole)}"
+def _ratio(used: int | None, capacity: int, format_value: Callable[[int], str]) -> str:
+    return f"{format_value(used) if used is not None else NONE}/{format_value(capacity)}"
 
 
-def _pool(thing: NodePool, around: Around) -> Cells:
-    spec = thing.spec
-    return spec.region, _few(spec.zones), str(spec.capacity), str(spec.min), str(spec.max)
+def _pool(obj: NodePool, row_context: RowContext) -> Cells:
+    spec = obj.spec
+    return spec.region, _first_names(spec.zones), str(spec.capacity), str(spec.min), str(spec.max)
 
 
-def _region(thing: Region, around: Around) -> Cells:
-    return _few(thing.spec.zones), thing.spec.description or NONE
+def _region(obj: Region, row_context: RowContext) -> Cells:
+    return _first_names(obj.spec.zones), obj.spec.description or NONE
 
 
-# -- rules and the rest --------------------------------------------------------------------------------------------------------
+# -- other kinds ---------------------------------------------------------------------------------------------------------------
 
 
-def _tenant(thing: Tenant, around: Around) -> Cells:
-    spec = thing.spec
+def _tenant(obj: Tenant, row_context: RowContext) -> Cells:
+    spec = obj.spec
     return str(spec.quota), str(spec.emergency_quota) if spec.emergency_quota else NONE, str(spec.weight)
 
 
-def _class(thing: PriorityClass, around: Around) -> Cells:
-    return str(thing.spec.value), "yes" if thing.spec.preempts else "no", thing.spec.description or NONE
+def _class(obj: PriorityClass, row_context: RowContext) -> Cells:
+    return str(obj.spec.value), "yes" if obj.spec.preempts else "no", obj.spec.description or NONE
 
 
-def _policy(thing: Policy, around: Around) -> Cells:
-    return str(len(thing.spec.rules)), thing.spec.description or _few(rule.reason for rule in thing.spec.rules if rule.reason)
+def _policy(obj: Policy, row_context: RowContext) -> Cells:
+    return str(len(obj.spec.rules)), obj.spec.description or _first_names(rule.reason for rule in obj.spec.rules if rule.reason)
 
 
-def _data(thing: Secret | Config, around: Around) -> Cells:
-    sizes = (
-        thing.status.sizes if isinstance(thing, Secret) else {key: len(text.encode()) for key, text in thing.spec.data.items()}
-    )
-    return str(len(thing.spec.data)), _few(f"{key} ({sizes.get(key, 0)} B)" for key in thing.spec.data)
+def _data(obj: Secret | Config, row_context: RowContext) -> Cells:
+    sizes = obj.status.sizes if isinstance(obj, Secret) else {key: len(text.encode()) for key, text in obj.spec.data.items()}
+    return str(len(obj.spec.data)), _first_names(f"{key} ({sizes.get(key, 0)} B)" for key in obj.spec.data)
 
 
-def _allotment(thing: Allotment, around: Around) -> Cells:
-    spec = thing.spec
+def _allotment(obj: Allotment, row_context: RowContext) -> Cells:
+    spec = obj.spec
     return spec.workload, spec.region, str(spec.replicas), (spec.when or "yes") if spec.standby else "no", spec.grant or NONE
 
 
-def _override(thing: Override, around: Around) -> Cells:
-    spec, scope = thing.spec, thing.spec.scope
+def _override(obj: Override, row_context: RowContext) -> Cells:
+    spec, scope = obj.spec, obj.spec.scope
     named = [
         f"{word} {name}"
         for word in ("tenant", "workload", "region", "zone", "pool", "node")
         for name in getattr(scope, f"{word}s")
     ]
-    return spec.effect, _few(named), str(spec.ttl), spec.author, spec.reason
+    return spec.effect, _first_names(named), str(spec.ttl), spec.author, spec.reason
 
 
-def _token(thing: Token, around: Around) -> Cells:
-    spec = thing.spec
-    over = "revoked" if spec.revoked else "used" if spec.spent else "ran out" if spec.expires <= around.wall else ""
-    ends = Cell(over, BAD) if over else spec.expires
-    return spec.role, spec.subject or NONE, spec.tenant or NONE, _few(list(spec.nodes)), AUDIENCES[spec.role], ends
+def _token(obj: Token, row_context: RowContext) -> Cells:
+    spec = obj.spec
+    ended = "revoked" if spec.revoked else "used" if spec.spent else "expired" if spec.expires <= row_context.wall else ""
+    expiry = Cell(ended, BAD) if ended else spec.expires
+    return spec.role, spec.subject or NONE, spec.tenant or NONE, _first_names(list(spec.nodes)), AUDIENCES[spec.role], expiry
 
 
-def _generation(thing: Generation, around: Around) -> Cells:
-    return thing.spec.workload, str(thing.spec.generation), thing.spec.spec.type, str(thing.spec.spec.replicas)
+def _generation(obj: Generation, row_context: RowContext) -> Cells:
+    return obj.spec.workload, str(obj.spec.generation), obj.spec.spec.type, str(obj.spec.spec.replicas)
 
 
-def _policies(thing: PolicyRevision, around: Around) -> Cells:
-    return str(thing.spec.number), _few(thing.spec.policies)
+def _policies(obj: PolicyRevision, row_context: RowContext) -> Cells:
+    return str(obj.spec.number), _first_names(obj.spec.policies)
 
 
-def _grant(thing: Grant, around: Around) -> Cells:
-    spec = thing.spec
-    return spec.holder, spec.purpose, spec.tenant or NONE, str(spec.amount), thing.status.phase.value, spec.parent or NONE
+def _grant(obj: Grant, row_context: RowContext) -> Cells:
+    spec = obj.spec
+    return spec.holder, spec.purpose, spec.tenant or NONE, str(spec.amount), obj.status.phase.value, spec.parent or NONE
 
 
-def _peer(thing: Peer, around: Around) -> Cells:
-    return thing.spec.standing.value, thing.spec.incarnation or NONE
+def _peer(obj: Peer, row_context: RowContext) -> Cells:
+    return obj.spec.standing.value, obj.spec.incarnation or NONE
 
 
-def _lease(thing: Lease, around: Around) -> Cells:
-    return thing.spec.holder or NONE, str(thing.spec.epoch), str(thing.spec.ttl)
+def _lease(obj: Lease, row_context: RowContext) -> Cells:
+    return obj.spec.holder or NONE, str(obj.spec.epoch), str(obj.spec.ttl)
 
 
-def _decision(thing: Decision, around: Around) -> Cells:
-    spec = thing.spec
+def _decision(obj: Decision, row_context: RowContext) -> Cells:
+    spec = obj.spec
     placed = sum(bool(node) for node in spec.replicas.values())
     return spec.verdict, spec.reason or NONE, f"{placed}/{len(spec.replicas)}", f"{spec.fits}/{spec.nodes}", spec.detail or NONE
 
 
-def _event(thing: Event, around: Around) -> Cells:
-    spec = thing.spec
+def _event(obj: Event, row_context: RowContext) -> Cells:
+    spec = obj.spec
     style = BAD if spec.type == "Warning" else ""
     return Cell(spec.type, style), spec.reason or NONE, spec.regarding, spec.source or NONE, str(spec.count), spec.message
 
 
-def _summary(thing: Summary, around: Around) -> Cells:
-    return thing.spec.holder, f"{thing.spec.epoch}.{thing.spec.sequence}", str(thing.spec.used)
+def _summary(obj: Summary, row_context: RowContext) -> Cells:
+    return obj.spec.holder, f"{obj.spec.epoch}.{obj.spec.sequence}", str(obj.spec.used)
 
 
-def _few(names: Any) -> str:
+def _first_names(names: Any) -> str:
     listed = list(names)
     more = f" and {len(listed) - LISTED_MAX} more" if len(listed) > LISTED_MAX else ""
     return ", ".join(listed[:LISTED_MAX]) + more or NONE
@@ -277,7 +276,7 @@ def _few(names: Any) -> str:
 C = Column
 LAYOUTS: Final[Mapping[str, Layout]] = {
     "Token": Layout(
-        (C("ROLE"), C("SUBJECT", fluid=True), C("TENANT"), C("NODES"), C("AUDIENCE", wide=True), C("ENDS")),
+        (C("ROLE"), C("SUBJECT", fluid=True), C("TENANT"), C("NODES"), C("AUDIENCE", wide=True), C("EXPIRES")),
         _token,
     ),
     "Workload": Layout(
@@ -325,28 +324,28 @@ LAYOUTS: Final[Mapping[str, Layout]] = {
 ENDPOINT_COLUMNS: Final = (C("SERVICE"), C("REPLICA"), C("ADDRESSES"), C("NODE"), C("REGION"), C("ZONE"))
 
 
-def endpoint_columns(*, everyone: bool) -> tuple[Column, ...]:
-    return (*((Column("TENANT"),) if everyone else ()), *ENDPOINT_COLUMNS)
+def endpoint_columns(*, all_tenants: bool) -> tuple[Column, ...]:
+    return (*((Column("TENANT"),) if all_tenants else ()), *ENDPOINT_COLUMNS)
 
 
-def endpoint_row(item: EndpointItem, *, everyone: bool) -> Cells:
+def endpoint_row(item: EndpointItem, *, all_tenants: bool) -> Cells:
     where = ", ".join(f"{name}={item.host or '?'}:{port}" for name, port in sorted(item.ports.items()))
-    tenant = (item.tenant,) if everyone else ()
+    tenant = (item.tenant,) if all_tenants else ()
     return (*tenant, item.service, item.replica, where or NONE, item.node, item.region or NONE, item.zone or NONE)
 
 
-# -- figures -------------------------------------------------------------------------------------------------------------------
+# -- quantities and ages -------------------------------------------------------------------------------------------------------
 
 
-def cpu_words(milli: int) -> str:
-    """Cores: `32`, `1.5`, `250m`."""
+def format_cpu(milli: int) -> str:
+    """Format CPU millicores in cores: `32`, `1.5`, `250m`."""
     if milli % 1_000 == 0:
         return str(milli // 1_000)
     return f"{milli / 1_000:.1f}" if milli >= 1_000 else f"{milli}m"
 
 
-def bytes_words(count: int) -> str:
-    """To two or three digits, as people read them: `128Gi`, `1.5Gi`, `300Mi`."""
+def format_bytes(count: int) -> str:
+    """Format a number of bytes with two or three digits: `128Gi`, `1.5Gi`, `300Mi`."""
     size: float = count
     for suffix in ("", "Ki", "Mi", "Gi", "Ti", "Pi"):
         if size < 1_024 or suffix == "Pi":
@@ -355,18 +354,20 @@ def bytes_words(count: int) -> str:
     return str(count)
 
 
-def age(at: str, wall: str) -> str:
-    """How long ago, short: `12s`, `5m`, `3h`, `2d4h`. By two wall clocks, so for people only; nothing if it is not known."""
-    if not at or not wall:
+def age(at: str, now: str) -> str:
+    """Format the time since `at` as `12s`, `5m`, `3h` or `2d`; empty if it is unknown. It compares the wall clocks of
+    two machines, so it is for display only.
+    """
+    if not at or not now:
         return ""
     try:
-        seconds = int((datetime.fromisoformat(wall) - datetime.fromisoformat(at)).total_seconds())
+        seconds = int((datetime.fromisoformat(now) - datetime.fromisoformat(at)).total_seconds())
     except (ValueError, TypeError):
         return ""
-    return span(max(0, seconds))
+    return format_span(max(0, seconds))
 
 
-def span(seconds: int) -> str:
+def format_span(seconds: int) -> str:
     minutes, hours, days = seconds // 60, seconds // 3_600, seconds // 86_400
     if seconds < 120:
         return f"{seconds}s"

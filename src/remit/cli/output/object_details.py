@@ -1,7 +1,4 @@
-"""`describe` page of an object.
-
-Asks for what belongs to it, and prints; the explaining is in explain_shown.py.
-"""
+"""Prints the `describe` page of an object. Explanations are formatted in explanations.py."""
 
 from __future__ import annotations
 
@@ -16,19 +13,19 @@ from rich.text import Text
 from remit.cli.commands.events import account_path
 from remit.cli.commands.events import columns as event_columns
 from remit.cli.commands.events import row as event_row
-from remit.cli.commands.nodes import said_words
+from remit.cli.commands.nodes import format_report_age
 from remit.cli.output.console import BAD, GOOD, UNSURE, Sheet, console
 from remit.cli.output.object_columns import (
     age,
-    bytes_words,
     columns_of,
-    cpu_words,
     endpoint_columns,
     endpoint_row,
+    format_bytes,
+    format_cpu,
     row_of,
 )
-from remit.cli.output.object_list import Found, in_order, or_none, surroundings
-from remit.cli.output.serialization import plain
+from remit.cli.output.object_list import ObjectList, load_row_context, or_none, sort_objects
+from remit.cli.output.serialization import to_builtins
 from remit.cli.session.object_lookup import get_object, tenant_of
 from remit.cli.session.workload_progress import format_stages
 from remit.model.kinds import Node, Workload
@@ -49,157 +46,179 @@ EVENTS_SHOWN: Final = 20
 REPLICAS_SHOWN: Final = 50
 TRUTHS: Final = {"True": GOOD, "False": UNSURE, "Unknown": UNSURE}
 _AGAINST: Final = ("Failed",)
-"""Conditions that are bad if they are true."""
+"""Condition types whose true status is a failure."""
 
 
-async def show(api: Api, asked: CommandContext, things: Sequence[ObjectRef]) -> None:
-    for number, thing in enumerate(things):
+async def show(api: Api, context: CommandContext, refs: Sequence[ObjectRef]) -> None:
+    for number, ref in enumerate(refs):
         if number:
             sys.stdout.write("\n")
-        await _show(api, asked, thing)
+        await _show(api, context, ref)
 
 
-async def _show(api: Api, asked: CommandContext, thing: ObjectRef) -> None:
-    found: AnyObject = await get_object(api, asked, thing)
-    account = await or_none(api.account(account_path(asked, thing), limit=EVENTS_SHOWN)) or ()
-    to, wall = console(), BootClock().wall()
-    _head(to, found, account, wall)
-    if isinstance(found, Workload):
-        await _workload(api, to, found)
-    elif isinstance(found, Node):
-        await _node(api, to, found)
-    _values(to, "spec", plain(found).get("spec", {}))
-    status = {name: value for name, value in plain(found).get("status", {}).items() if name != "conditions"}
-    _values(to, "status", status)
-    _conditions(to, getattr(getattr(found, "status", None), "conditions", ()), wall)
-    if isinstance(found, Workload | Replica):
-        await _explained(api, to, found, tenant_of(asked, thing), wall)
-    _account(to, account, wall)
+async def _show(api: Api, context: CommandContext, ref: ObjectRef) -> None:
+    obj: AnyObject = await get_object(api, context, ref)
+    events = await or_none(api.account(account_path(context, ref), limit=EVENTS_SHOWN)) or ()
+    out, now = console(), BootClock().wall()
+    _head(out, obj, events, now)
+    if isinstance(obj, Workload):
+        await _workload(api, out, obj)
+    elif isinstance(obj, Node):
+        await _node(api, out, obj)
+    _values(out, "spec", to_builtins(obj).get("spec", {}))
+    status = {name: value for name, value in to_builtins(obj).get("status", {}).items() if name != "conditions"}
+    _values(out, "status", status)
+    _conditions(out, getattr(getattr(obj, "status", None), "conditions", ()), now)
+    if isinstance(obj, Workload | Replica):
+        await _explanation(api, out, obj, tenant_of(context, ref), now)
+    _events(out, events, now)
 
 
-# -- parts ---------------------------------------------------------------------------------------------------------------------
+# -- sections ------------------------------------------------------------------------------------------------------------------
 
 
-def title(to: Console, text: str) -> None:
-    to.print(Text(text, style="bold underline" if to.is_terminal else ""), soft_wrap=True)
+def title(out: Console, text: str) -> None:
+    out.print(Text(text, style="bold underline" if out.is_terminal else ""), soft_wrap=True)
 
 
-def field(to: Console, name: str, value: str, style: str = "") -> None:
-    to.print(Text.assemble((f"{name + ':':<{INDENT}}", "bold"), (escaped(value), style)), soft_wrap=True)
+def field(out: Console, name: str, value: str, style: str = "") -> None:
+    out.print(Text.assemble((f"{name + ':':<{INDENT}}", "bold"), (escaped(value), style)), soft_wrap=True)
 
 
-def _head(to: Console, thing: AnyObject, account: Sequence[HistoryEvent], wall: str) -> None:
-    meta, kind = thing.metadata, type(thing).__name__
-    field(to, kind.lower(), meta.name)
+def _head(out: Console, obj: AnyObject, events: Sequence[HistoryEvent], now: str) -> None:
+    meta, kind = obj.metadata, type(obj).__name__
+    field(out, kind.lower(), meta.name)
     if meta.tenant:
-        field(to, "tenant", meta.tenant)
+        field(out, "tenant", meta.tenant)
     for name in ("labels", "annotations"):
         pairs: Mapping[str, str] = getattr(meta, name, {})
         if pairs:
-            field(to, name, ", ".join(f"{key}={value}" for key, value in sorted(pairs.items())))
-    owners = ", ".join(f"{one.kind.lower()}/{one.name}" for one in getattr(meta, "owners", ()))
+            field(out, name, ", ".join(f"{key}={value}" for key, value in sorted(pairs.items())))
+    owners = ", ".join(f"{item.kind.lower()}/{item.name}" for item in getattr(meta, "owners", ()))
     if owners:
-        field(to, "owned by", owners)
-    stands = [f"revision {meta.revision}", *([f"generation {meta.generation}"] if meta.generation else [])]
-    if account:
-        stands.append(f"last change {age(account[-1].at, wall) or '?'} ago")
-    field(to, "stands at", ", ".join(stands))
+        field(out, "owned by", owners)
+    versions = [f"revision {meta.revision}", *([f"generation {meta.generation}"] if meta.generation else [])]
+    if events:
+        versions.append(f"last change {age(events[-1].at, now) or '?'} ago")
+    field(out, "version", ", ".join(versions))
     if getattr(meta, "deleting", False):
-        held = ", ".join(getattr(meta, "finalizers", ()))
-        field(to, "deleting", f"held by {held}" if held else "once what is left of it has ended", BAD)
-
-
-async def _workload(api: Api, to: Console, thing: Workload) -> None:
-    meta = thing.metadata
-    listed = await api.list(Replica, tenant=meta.tenant, fields=f"spec.workload={meta.name}")
-    around = await surroundings(api, Found("Workload", [thing], whole=False))
-    found = around.progress[meta.tenant, meta.name]
-    field(to, "progress", f"{found.arrived} of {found.wanted} ready; {format_stages(found)}", GOOD if found.settled else UNSURE)
-    if found.limit:
-        field(to, "limited by", found.limit + (f": {found.detail}" if found.detail else ""), BAD if found.never else UNSURE)
-    if listed.items:
-        await _replicas(api, to, in_order(listed.items, ""), everyone=False)
-    endpoints = [one for one in (await api.endpoints(tenant=meta.tenant)).items if one.service == meta.name]
-    if endpoints:
-        title(to, "\nEndpoints")
-        Sheet(to, endpoint_columns(everyone=False)).show(
-            endpoint_row(one, everyone=False) for one in endpoints[:REPLICAS_SHOWN]
+        finalizers = ", ".join(getattr(meta, "finalizers", ()))
+        field(
+            out,
+            "deleting",
+            f"waiting for finalizers {finalizers}" if finalizers else "waiting until its replicas have stopped",
+            BAD,
         )
 
 
-async def _replicas(api: Api, to: Console, replicas: Sequence[Replica], *, everyone: bool) -> None:
-    title(to, "\nReplicas")
-    around = await surroundings(api, Found("Replica", list(replicas)))
-    rows = (row_of(one, around, everyone=everyone) for one in replicas[:REPLICAS_SHOWN])
-    Sheet(to, columns_of("Replica", everyone=everyone)).show(rows)
+async def _workload(api: Api, out: Console, workload: Workload) -> None:
+    meta = workload.metadata
+    listed = await api.list(Replica, tenant=meta.tenant, fields=f"spec.workload={meta.name}")
+    row_context = await load_row_context(api, ObjectList("Workload", [workload], complete=False))
+    progress = row_context.progress[meta.tenant, meta.name]
+    field(
+        out,
+        "progress",
+        f"{progress.ready} of {progress.desired} ready; {format_stages(progress)}",
+        GOOD if progress.settled else UNSURE,
+    )
+    if progress.limit:
+        field(
+            out,
+            "limited by",
+            progress.limit + (f": {progress.detail}" if progress.detail else ""),
+            BAD if progress.never else UNSURE,
+        )
+    if listed.items:
+        await _replicas(api, out, sort_objects(listed.items, ""), all_tenants=False)
+    endpoints = [endpoint for endpoint in (await api.endpoints(tenant=meta.tenant)).items if endpoint.service == meta.name]
+    if endpoints:
+        title(out, "\nEndpoints")
+        Sheet(out, endpoint_columns(all_tenants=False)).show(
+            endpoint_row(endpoint, all_tenants=False) for endpoint in endpoints[:REPLICAS_SHOWN]
+        )
+
+
+async def _replicas(api: Api, out: Console, replicas: Sequence[Replica], *, all_tenants: bool) -> None:
+    title(out, "\nReplicas")
+    row_context = await load_row_context(api, ObjectList("Replica", list(replicas)))
+    rows = (row_of(replica, row_context, all_tenants=all_tenants) for replica in replicas[:REPLICAS_SHOWN])
+    Sheet(out, columns_of("Replica", all_tenants=all_tenants)).show(rows)
     if len(replicas) > REPLICAS_SHOWN:
-        to.print(f"and {len(replicas) - REPLICAS_SHOWN} more; `remit get replicas` lists them")
+        out.print(f"and {len(replicas) - REPLICAS_SHOWN} more; `remit get replicas` lists them")
 
 
-async def _node(api: Api, to: Console, thing: Node) -> None:
-    name = thing.metadata.name
-    here = (await api.list(Replica, tenant="", fields=f"status.node={name}")).items
-    here = [one for one in here if one.status.phase is not Phase.RELEASED]
-    tops = [one for one in await or_none(api.top_nodes()) or () if one.node == name]
+async def _node(api: Api, out: Console, obj: Node) -> None:
+    name = obj.metadata.name
+    replicas = (await api.list(Replica, tenant="", fields=f"status.node={name}")).items
+    replicas = [item for item in replicas if item.status.phase is not Phase.RELEASED]
+    tops = [item for item in await or_none(api.top_nodes()) or () if item.node == name]
     for top in tops:
-        asked, has = top.requests, top.capacity
-        said = top.age_ms is not None
-        _used(to, "cpu", cpu_words, asked.cpu_milli, has.cpu_milli, top.cpu_milli if said else None)
-        _used(to, "memory", bytes_words, asked.memory_bytes, has.memory_bytes, top.memory_bytes if said else None)
-        field(to, "said so", said_words(top.age_ms))
-    if here:
-        await _replicas(api, to, in_order(here, ""), everyone=True)
+        requested, capacity = top.requests, top.capacity
+        reported = top.age_ms is not None
+        _used(out, "cpu", format_cpu, requested.cpu_milli, capacity.cpu_milli, top.cpu_milli if reported else None)
+        _used(
+            out, "memory", format_bytes, requested.memory_bytes, capacity.memory_bytes, top.memory_bytes if reported else None
+        )
+        field(out, "reported", format_report_age(top.age_ms))
+    if replicas:
+        await _replicas(api, out, sort_objects(replicas, ""), all_tenants=True)
 
 
-def _used(to: Console, name: str, words: Callable[[int], str], asked: int, has: int, used: int | None) -> None:
-    field(to, name, f"{words(asked)} of {words(has)} asked for" + ("" if used is None else f", {words(used)} used"))
+def _used(out: Console, name: str, format_value: Callable[[int], str], requested: int, capacity: int, used: int | None) -> None:
+    field(
+        out,
+        name,
+        f"{format_value(requested)} of {format_value(capacity)} requested"
+        + ("" if used is None else f", {format_value(used)} used"),
+    )
 
 
-def _values(to: Console, name: str, values: Mapping[str, Any]) -> None:
-    """As a manifest has them, for what is short; the whole of it is `-o yaml`."""
+def _values(out: Console, name: str, values: Mapping[str, Any]) -> None:
+    """Print fields as in a manifest."""
     from remit.cli.output.serialization import yaml_text
 
     if not values:
         return
-    title(to, f"\n{name.capitalize()}")
+    title(out, f"\n{name.capitalize()}")
     for text in yaml_text(values).splitlines():
-        to.print(Text(f"  {text}"), soft_wrap=True)
+        out.print(Text(f"  {text}"), soft_wrap=True)
 
 
-def _conditions(to: Console, conditions: Sequence[Condition], wall: str) -> None:
+def _conditions(out: Console, conditions: Sequence[Condition], now: str) -> None:
     from remit.cli.output.console import Cell, Column
 
     if not conditions:
         return
-    title(to, "\nConditions")
+    title(out, "\nConditions")
     columns = Column("TYPE"), Column("STATUS"), Column("REASON"), Column("SINCE", right=True), Column("MESSAGE", fluid=True)
     rows = []
-    for one in conditions:
-        style = TRUTHS[one.status] if one.type not in _AGAINST else BAD if one.status == "True" else GOOD
-        since = age(one.last_transition, wall) or "-"
-        rows.append((one.type, Cell(one.status, style), one.reason or "-", since, one.message or "-"))
-    Sheet(to, columns).show(rows)
+    for condition in conditions:
+        style = TRUTHS[condition.status] if condition.type not in _AGAINST else BAD if condition.status == "True" else GOOD
+        since = age(condition.last_transition, now) or "-"
+        rows.append((condition.type, Cell(condition.status, style), condition.reason or "-", since, condition.message or "-"))
+    Sheet(out, columns).show(rows)
 
 
-async def _explained(api: Api, to: Console, thing: Workload | Replica, tenant: str, wall: str) -> None:
-    """Why it waits, if it does; and of what has a place, why there."""
-    from remit.cli.output.explanations import show as show_explained
+async def _explanation(api: Api, out: Console, obj: Workload | Replica, tenant: str, now: str) -> None:
+    """Print why a replica is pending, or why it was placed where it is."""
+    from remit.cli.output.explanations import show as show_explanation
     from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
 
-    told = await or_none(api.explain(type(thing), thing.metadata.name, tenant=tenant))
-    if told is None:
+    answer = await or_none(api.explain(type(obj), obj.metadata.name, tenant=tenant))
+    if answer is None:
         return
-    shape: Any = WorkloadExplanation if isinstance(thing, Workload) else ReplicaExplanation
-    found: ReplicaExplanation | WorkloadExplanation = msgspec.convert(told, shape, dec_hook=dec_hook)
-    if isinstance(found, WorkloadExplanation) and not found.groups:
+    result_type: Any = WorkloadExplanation if isinstance(obj, Workload) else ReplicaExplanation
+    explanation: ReplicaExplanation | WorkloadExplanation = msgspec.convert(answer, result_type, dec_hook=dec_hook)
+    if isinstance(explanation, WorkloadExplanation) and not explanation.groups:
         return
-    title(to, "\nWhy")
-    show_explained(to, found, verbose=False, wall=wall)
+    title(out, "\nExplanation")
+    show_explanation(out, explanation, verbose=False, wall=now)
 
 
-def _account(to: Console, account: Sequence[HistoryEvent], wall: str) -> None:
-    if not account:
+def _events(out: Console, events: Sequence[HistoryEvent], now: str) -> None:
+    if not events:
         return
-    title(to, "\nWhat happened")
-    about = len({one.regarding for one in account}) > 1
-    Sheet(to, event_columns(about=about)).show(event_row(one, wall, about=about) for one in account)
+    title(out, "\nEvents")
+    about = len({event.regarding for event in events}) > 1
+    Sheet(out, event_columns(about=about)).show(event_row(event, now, about=about) for event in events)

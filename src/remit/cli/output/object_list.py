@@ -1,7 +1,4 @@
-"""Lists objects as table, JSON or YAML.
-
-Asks the server for what a table needs besides the objects themselves.
-"""
+"""Lists objects as table, JSON or YAML, and loads the further data that tables show."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ import click
 import msgspec
 
 from remit.cli.output.console import Sheet, console
-from remit.cli.output.object_columns import Around, columns_of, endpoint_columns, endpoint_row, row_of
-from remit.cli.output.serialization import json_text, manifest_text, plain
+from remit.cli.output.object_columns import RowContext, columns_of, endpoint_columns, endpoint_row, row_of
+from remit.cli.output.serialization import json_text, manifest_text, to_builtins
 from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped, plural_name
 from remit.cli.session.object_lookup import class_of, display_name, get_object
 from remit.cli.session.workload_progress import pending_reasons, summarize_progress
@@ -34,195 +31,201 @@ if TYPE_CHECKING:
 TABLES: Final = ("table", "wide")
 
 
-class Wish(NamedTuple):
-    """How it is to be printed, and which of it."""
+class ListOptions(NamedTuple):
+    """Output format, selectors and sort order of a listing."""
 
     output: str = "table"
     labels: str = ""
     fields: str = ""
     sort_by: str = ""
-    heads: bool = True
+    headings: bool = True
 
 
-class Found(NamedTuple):
-    """Objects of one kind as of one revision; endpoints are no objects, but found alike."""
+class ObjectList(NamedTuple):
+    """Objects of one kind at one revision, or endpoints."""
 
     kind: str
     items: list[Any]
     revision: int = 0
-    whole: bool = True
-    """All of the kind that match, and not some by their names."""
+    complete: bool = True
+    """True for all matching objects of the kind, false for objects selected by name."""
 
 
-async def show(api: Api, asked: CommandContext, kinds: Sequence[str], things: Sequence[ObjectRef], wish: Wish) -> None:
-    found = await _named(api, asked, things) if things else [await listing(api, asked, kind, wish) for kind in kinds]
-    found = [one._replace(items=in_order(one.items, wish.sort_by)) for one in found]
-    if wish.output == "json":
-        sys.stdout.write(json_text(_document(found, things)))
-    elif wish.output == "yaml":
-        texts = [_yaml(thing) for one in found for thing in one.items]
+async def show(
+    api: Api, context: CommandContext, kinds: Sequence[str], refs: Sequence[ObjectRef], options: ListOptions
+) -> None:
+    lists = await _named(api, context, refs) if refs else [await list_objects(api, context, kind, options) for kind in kinds]
+    lists = [result._replace(items=sort_objects(result.items, options.sort_by)) for result in lists]
+    if options.output == "json":
+        sys.stdout.write(json_text(_document(lists, refs)))
+    elif options.output == "yaml":
+        texts = [_yaml(obj) for result in lists for obj in result.items]
         sys.stdout.write("---\n".join(texts))
-    elif wish.output == "name":
-        for one in found:
-            for thing in one.items:
-                sys.stdout.write(f"{escaped(name_of(thing, asked))}\n")
+    elif options.output == "name":
+        for result in lists:
+            for obj in result.items:
+                sys.stdout.write(f"{escaped(name_of(obj, context))}\n")
     else:
-        await _tables(api, asked, found, wish)
+        await _tables(api, context, lists, options)
 
 
-async def listing(api: Api, asked: CommandContext, kind: str, wish: Wish) -> Found:
+async def list_objects(api: Api, context: CommandContext, kind: str, options: ListOptions) -> ObjectList:
     if kind == ENDPOINTS:
-        if wish.labels or wish.fields:
+        if options.labels or options.fields:
             raise click.UsageError("endpoints have neither labels nor fields to select by")
-        listed = await api.endpoints(tenant=asked.tenant)
-        return Found(kind, list(listed.items), listed.revision)
-    tenant = asked.tenant if is_tenant_scoped(kind) else ""
-    found = await api.list(class_of(kind), tenant=tenant, labels=wish.labels, fields=wish.fields)
-    return Found(kind, list(found.items), found.revision)
+        listed = await api.endpoints(tenant=context.tenant)
+        return ObjectList(kind, list(listed.items), listed.revision)
+    tenant = context.tenant if is_tenant_scoped(kind) else ""
+    result = await api.list(class_of(kind), tenant=tenant, labels=options.labels, fields=options.fields)
+    return ObjectList(kind, list(result.items), result.revision)
 
 
-async def _named(api: Api, asked: CommandContext, things: Sequence[ObjectRef]) -> list[Found]:
+async def _named(api: Api, context: CommandContext, refs: Sequence[ObjectRef]) -> list[ObjectList]:
     by_kind: dict[str, list[Any]] = {}
-    for thing in things:
-        by_kind.setdefault(thing.kind, []).append(await get_object(api, asked, thing))
-    return [Found(kind, items, whole=False) for kind, items in by_kind.items()]
+    for ref in refs:
+        by_kind.setdefault(ref.kind, []).append(await get_object(api, context, ref))
+    return [ObjectList(kind, items, complete=False) for kind, items in by_kind.items()]
 
 
-# -- what is printed -----------------------------------------------------------------------------------------------------------
+# -- output formats -----------------------------------------------------------------------------------------------------------
 
 
-def name_of(thing: Any, asked: CommandContext) -> str:
-    if isinstance(thing, EndpointItem):
-        return display_name(asked, ENDPOINTS, thing.replica, thing.tenant)
-    return display_name(asked, type(thing).__name__, thing.metadata.name, thing.metadata.tenant)
+def name_of(obj: Any, context: CommandContext) -> str:
+    if isinstance(obj, EndpointItem):
+        return display_name(context, ENDPOINTS, obj.replica, obj.tenant)
+    return display_name(context, type(obj).__name__, obj.metadata.name, obj.metadata.tenant)
 
 
-def _yaml(thing: Any) -> str:
+def _yaml(obj: Any) -> str:
     from remit.cli.output.serialization import yaml_text
 
-    return yaml_text(plain(thing)) if isinstance(thing, EndpointItem) else manifest_text(thing)
+    return yaml_text(to_builtins(obj)) if isinstance(obj, EndpointItem) else manifest_text(obj)
 
 
-def _document(found: Sequence[Found], things: Sequence[ObjectRef]) -> Any:
-    """One object, if one was named; a list of one kind, as the API gives it; or a list of several kinds."""
-    if len(things) == 1:
-        return plain(found[0].items[0])
-    kind = f"{found[0].kind}List" if len(found) == 1 else "List"
-    revision = min((one.revision for one in found), default=0)
+def _document(lists: Sequence[ObjectList], refs: Sequence[ObjectRef]) -> Any:
+    """Return one object if one was named, else a list of one kind as in the API, or a list of several kinds."""
+    if len(refs) == 1:
+        return to_builtins(lists[0].items[0])
+    kind = f"{lists[0].kind}List" if len(lists) == 1 else "List"
+    revision = min((result.revision for result in lists), default=0)
     metadata = {"revision": revision} if revision else {}
-    items = [plain(thing) for one in found for thing in one.items]
+    items = [to_builtins(obj) for result in lists for obj in result.items]
     return {"apiVersion": "remit/v1", "kind": kind, "metadata": metadata, "items": items}
 
 
-async def _tables(api: Api, asked: CommandContext, found: Sequence[Found], wish: Wish) -> None:
-    shown = [one for one in found if one.items]
-    for number, one in enumerate(shown):
+async def _tables(api: Api, context: CommandContext, lists: Sequence[ObjectList], options: ListOptions) -> None:
+    nonempty = [result for result in lists if result.items]
+    for number, result in enumerate(nonempty):
         if number:
             sys.stdout.write("\n")
-        await _table(api, asked, one, wish, prefixed=len(found) > 1)
-    if not shown:
-        whose = "" if asked.everyone or not any(is_tenant_scoped(one.kind) for one in found) else f" of tenant {asked.tenant}"
-        click.echo(f"there are no {' or '.join(plural_name(one.kind) for one in found)}{escaped(whose)}", err=True)
+        await _table(api, context, result, options, prefixed=len(lists) > 1)
+    if not nonempty:
+        location = (
+            ""
+            if context.all_tenants or not any(is_tenant_scoped(result.kind) for result in lists)
+            else f" in tenant {context.tenant}"
+        )
+        click.echo(f"no {' or '.join(plural_name(result.kind) for result in lists)} found{escaped(location)}", err=True)
 
 
-async def _table(api: Api, asked: CommandContext, found: Found, wish: Wish, *, prefixed: bool) -> None:
-    wide = wish.output == "wide"
-    if found.kind == ENDPOINTS:
-        sheet = Sheet(console(), endpoint_columns(everyone=asked.everyone), wide=wide, heads=wish.heads)
-        sheet.show(endpoint_row(item, everyone=asked.everyone) for item in found.items)
+async def _table(api: Api, context: CommandContext, objects: ObjectList, options: ListOptions, *, prefixed: bool) -> None:
+    wide = options.output == "wide"
+    if objects.kind == ENDPOINTS:
+        sheet = Sheet(console(), endpoint_columns(all_tenants=context.all_tenants), wide=wide, headings=options.headings)
+        sheet.show(endpoint_row(endpoint, all_tenants=context.all_tenants) for endpoint in objects.items)
         return
-    everyone = asked.everyone and is_tenant_scoped(found.kind)
-    around = await surroundings(api, found)
-    sheet = Sheet(console(), columns_of(found.kind, everyone=everyone), wide=wide, heads=wish.heads)
-    sheet.show(row_of(thing, around, everyone=everyone, prefixed=prefixed) for thing in found.items)
+    all_tenants = context.all_tenants and is_tenant_scoped(objects.kind)
+    row_context = await load_row_context(api, objects)
+    sheet = Sheet(console(), columns_of(objects.kind, all_tenants=all_tenants), wide=wide, headings=options.headings)
+    sheet.show(row_of(obj, row_context, all_tenants=all_tenants, prefixed=prefixed) for obj in objects.items)
 
 
-async def surroundings(api: Api, found: Found) -> Around:
-    """What a table of these shows besides them. What cannot be had is left out: the objects themselves were told."""
+async def load_row_context(api: Api, objects: ObjectList) -> RowContext:
+    """Load the data that a table shows besides the objects. If a request fails, its data is left out."""
     wall = BootClock().wall()
-    tenants = sorted({thing.metadata.tenant for thing in found.items})
+    tenants = sorted({obj.metadata.tenant for obj in objects.items})
     tenant = tenants[0] if len(tenants) == 1 else ""
-    if found.kind == "Workload":
-        return Around(progress=await _progress(api, found.items, tenant, whole=found.whole), wall=wall)
-    if found.kind == "Replica":
-        waits = any(one.status.phase is Phase.PENDING for one in found.items)
-        reasons = pending_reasons(await decisions_of(api, tenant)) if waits else {}
+    if objects.kind == "Workload":
+        return RowContext(progress=await _progress(api, objects.items, tenant, complete=objects.complete), wall=wall)
+    if objects.kind == "Replica":
+        any_pending = any(replica.status.phase is Phase.PENDING for replica in objects.items)
+        reasons = pending_reasons(await decisions_of(api, tenant)) if any_pending else {}
         tops = await or_none(api.top_replicas(tenant=tenant))
-        return Around(reasons=reasons, replicas={(one.tenant, one.replica): one for one in tops or ()}, wall=wall)
-    if found.kind == "Node":
+        return RowContext(reasons=reasons, replicas={(top.tenant, top.replica): top for top in tops or ()}, wall=wall)
+    if objects.kind == "Node":
         nodes = await or_none(api.top_nodes())
-        return Around(nodes={one.node: one for one in nodes or ()}, wall=wall)
-    return Around(wall=wall)
+        return RowContext(nodes={node.node: node for node in nodes or ()}, wall=wall)
+    return RowContext(wall=wall)
 
 
-async def _progress(api: Api, workloads: Sequence[Workload], tenant: str, *, whole: bool) -> dict[tuple[str, str], Any]:
+async def _progress(api: Api, workloads: Sequence[Workload], tenant: str, *, complete: bool) -> dict[tuple[str, str], Any]:
     replicas: list[Replica] = []
-    if whole:
+    if complete:
         replicas = list((await api.list(Replica, tenant=tenant)).items)
     else:
-        for one in workloads:
-            meta = one.metadata
+        for workload in workloads:
+            meta = workload.metadata
             replicas += (await api.list(Replica, tenant=meta.tenant, fields=f"spec.workload={meta.name}")).items
-    waits = any(one.status.phase is Phase.PENDING for one in replicas)
-    return progress_of(workloads, replicas, await decisions_of(api, tenant) if waits else ())
+    any_pending = any(replica.status.phase is Phase.PENDING for replica in replicas)
+    return progress_of(workloads, replicas, await decisions_of(api, tenant) if any_pending else ())
 
 
 def progress_of(
     workloads: Iterable[Workload], replicas: Iterable[Replica], decisions: Iterable[Decision]
 ) -> dict[tuple[str, str], Any]:
     by_workload: dict[tuple[str, str], list[Replica]] = {}
-    for one in replicas:
-        by_workload.setdefault((one.metadata.tenant, one.spec.workload), []).append(one)
+    for replica in replicas:
+        by_workload.setdefault((replica.metadata.tenant, replica.spec.workload), []).append(replica)
     reasons = pending_reasons(decisions)
-    found = {}
+    progress = {}
     for workload in workloads:
         key = workload.metadata.tenant, workload.metadata.name
-        found[key] = summarize_progress(workload, by_workload.get(key, []), reasons)
-    return found
+        progress[key] = summarize_progress(workload, by_workload.get(key, []), reasons)
+    return progress
 
 
 async def decisions_of(api: Api, tenant: str) -> list[Decision]:
-    """Those that left somebody waiting."""
-    found = await or_none(api.list(Decision, tenant=tenant, fields="spec.verdict!=bound"))
-    return list(found.items) if found is not None else []
+    """Return the decisions that left replicas pending."""
+    result = await or_none(api.list(Decision, tenant=tenant, fields="spec.verdict!=bound"))
+    return list(result.items) if result is not None else []
 
 
-async def or_none(asking: Any) -> Any:
+async def or_none(request: Any) -> Any:
     try:
-        return await asking
+        return await request
     except ApiError as error:
         if error.status in (401, 403):
             raise
         return None
 
 
-# -- order ---------------------------------------------------------------------------------------------------------------------
+# -- sort order ----------------------------------------------------------------------------------------------------------------
 
 
-def in_order(items: Iterable[Any], path: str) -> list[Any]:
-    """By the value under a dotted path; what has none comes last. Without a path by tenant and name, numbers as numbers."""
+def sort_objects(items: Iterable[Any], path: str) -> list[Any]:
+    """Sort by the field at a dotted path; objects without it come last. Without a path, sort by tenant and name."""
     if not path:
-        return sorted(items, key=_by_name)
+        return sorted(items, key=_name_key)
     steps = [step for step in path.strip("{}").split(".") if step]
-    return sorted(items, key=lambda item: (_rank(_value(item, steps)), _by_name(item)))
+    return sorted(items, key=lambda endpoint: (_sort_key(_field_at(endpoint, steps)), _name_key(endpoint)))
 
 
-def _by_name(item: Any) -> tuple[Any, ...]:
-    if isinstance(item, EndpointItem):
-        return (item.tenant, item.service, natural(item.replica))
-    return (item.metadata.tenant, natural(item.metadata.name))
+def _name_key(endpoint: Any) -> tuple[Any, ...]:
+    if isinstance(endpoint, EndpointItem):
+        return (endpoint.tenant, endpoint.service, natural_key(endpoint.replica))
+    return (endpoint.metadata.tenant, natural_key(endpoint.metadata.name))
 
 
-def natural(text: str) -> tuple[tuple[int, int, str], ...]:
-    """web-2 before web-10."""
+def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key that compares digits as numbers: web-2 before web-10."""
     import re
 
     parts = re.split(r"([0-9]+)", text)
     return tuple((0, int(part), "") if part.isdigit() and len(part) < 19 else (1, 0, part) for part in parts if part)
 
 
-def _value(value: Any, steps: Sequence[str]) -> Any:
-    """What stands under a path, with its default where nothing was said."""
+def _field_at(value: Any, steps: Sequence[str]) -> Any:
+    """Return the field at a path, or its default."""
     for step in steps:
         if isinstance(value, msgspec.Struct):
             names = dict(zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True))
@@ -234,10 +237,10 @@ def _value(value: Any, steps: Sequence[str]) -> Any:
     return value
 
 
-def _rank(value: Any) -> tuple[int, float, Any]:
+def _sort_key(value: Any) -> tuple[int, float, Any]:
     if value is None:
         return (2, 0, ())
     if isinstance(value, bool | int | float):
         return (0, float(value), ())
     text = value if isinstance(value, str) else encode(value).decode()
-    return (1, 0, natural(text))
+    return (1, 0, natural_key(text))

@@ -1,7 +1,4 @@
-"""Watches objects, printing changed rows.
-
-Prints a row whenever one is another than before; lists again by itself if the server is lost.
-"""
+"""Watches objects and prints a row whenever it changes. The watch resumes after a lost connection."""
 
 from __future__ import annotations
 
@@ -14,9 +11,17 @@ import click
 from msgspec import Raw
 
 from remit.cli.output.console import FAINT, Cell, Cells, Sheet, console
-from remit.cli.output.object_columns import AGE, Around, columns_of, endpoint_columns, endpoint_row, row_of
-from remit.cli.output.object_list import Found, Wish, decisions_of, in_order, name_of, progress_of, surroundings
-from remit.cli.output.serialization import plain, spelt
+from remit.cli.output.object_columns import AGE, RowContext, columns_of, endpoint_columns, endpoint_row, row_of
+from remit.cli.output.object_list import (
+    ListOptions,
+    ObjectList,
+    decisions_of,
+    load_row_context,
+    name_of,
+    progress_of,
+    sort_objects,
+)
+from remit.cli.output.serialization import escape_json, to_builtins
 from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped
 from remit.cli.session.object_lookup import class_of
 from remit.cli.session.workload_progress import summarize_progress
@@ -35,198 +40,204 @@ if TYPE_CHECKING:
 Key = tuple[str, str]
 
 
-async def show_watch(api: Api, asked: CommandContext, kinds: Sequence[str], things: Sequence[ObjectRef], wish: Wish) -> None:
-    """For ever; whoever has seen enough interrupts it."""
-    kind = kinds[0] if kinds else things[0].kind
-    rows = _Rows(api, asked, kind, {thing.name for thing in things}, wish)
-    if wish.output in ("table", "wide") and kind == "Workload":
-        async with asyncio.TaskGroup() as group:  # its row says how its replicas fare, so they are watched as well
+async def show_watch(
+    api: Api, context: CommandContext, kinds: Sequence[str], refs: Sequence[ObjectRef], options: ListOptions
+) -> None:
+    """Print changes until interrupted."""
+    kind = kinds[0] if kinds else refs[0].kind
+    rows = _Rows(api, context, kind, {ref.name for ref in refs}, options)
+    if options.output in ("table", "wide") and kind == "Workload":
+        async with asyncio.TaskGroup() as group:  # workload rows show the state of replicas, so replicas are watched too
             group.create_task(rows.follow())
             group.create_task(rows.follow_replicas())
     else:
         await rows.follow()
 
 
-def _lost(why: str) -> None:
-    click.echo(f"lost the server, and looking for it: {escaped(why)}", err=True)
+def _report_lost(reason: str) -> None:
+    click.echo(f"connection lost, reconnecting: {escaped(reason)}", err=True)
 
 
 class _Rows:
-    """What was printed last of each, so that only what differs is printed."""
+    """Watches the objects of one kind, and remembers the last printed row of each to print only changes."""
 
-    def __init__(self, api: Api, asked: CommandContext, kind: str, names: set[str], wish: Wish) -> None:
-        self._api, self._asked, self._kind, self._names, self._wish = api, asked, kind, names, wish
-        self._everyone = asked.everyone and (kind == ENDPOINTS or is_tenant_scoped(kind))
-        self._things: dict[Key, Any] = {}
+    def __init__(self, api: Api, context: CommandContext, kind: str, names: set[str], options: ListOptions) -> None:
+        self._api, self._context, self._kind, self._names, self._options = api, context, kind, names, options
+        self._all_tenants = context.all_tenants and (kind == ENDPOINTS or is_tenant_scoped(kind))
+        self._objects: dict[Key, Any] = {}
         self._replicas: dict[Key, Replica] = {}
         self._printed: dict[Key, list[str]] = {}
-        self._around = Around()
+        self._row_context = RowContext()
         self._synced = False
-        self._members_told = asyncio.Event()
-        self._turn = asyncio.Lock()
-        columns = endpoint_columns(everyone=self._everyone) if kind == ENDPOINTS else columns_of(kind, everyone=self._everyone)
-        wide = wish.output == "wide"
-        self._sheet = Sheet(console(), columns, wide=wide, heads=wish.heads, live=True)
-        self._compared = [n for n, one in enumerate(columns) if (wide or not one.wide) and one.head != AGE]
+        self._replicas_synced = asyncio.Event()
+        self._refresh_lock = asyncio.Lock()
+        columns = (
+            endpoint_columns(all_tenants=self._all_tenants)
+            if kind == ENDPOINTS
+            else columns_of(kind, all_tenants=self._all_tenants)
+        )
+        wide = options.output == "wide"
+        self._sheet = Sheet(console(), columns, wide=wide, headings=options.headings, live=True)
+        self._compared = [n for n, column in enumerate(columns) if (wide or not column.wide) and column.heading != AGE]
 
     async def follow(self) -> None:
-        async for told in self._told():
-            match told:
+        async for event in self._watch():
+            match event:
                 case Changed():
-                    await self._changed(told.object, told.revision)
+                    await self._on_changed(event.object, event.revision)
                 case Deleted():
-                    await self._deleted(told)
+                    await self._on_deleted(event)
                 case Synced() if not self._synced:
-                    await self._first()
+                    await self._print_initial()
 
-    def _told(self) -> AsyncIterator[Any]:
-        tenant = self._asked.tenant
+    def _watch(self) -> AsyncIterator[Any]:
+        tenant = self._context.tenant
         if self._kind == ENDPOINTS:
-            return self._api.watch_endpoints(tenant=tenant, lost=_lost)
-        fields, labels = self._wish.fields, self._wish.labels
+            return self._api.watch_endpoints(tenant=tenant, lost=_report_lost)
+        fields, labels = self._options.fields, self._options.labels
         name = next(iter(self._names)) if len(self._names) == 1 else ""
-        return self._api.watch(class_of(self._kind), name=name, tenant=tenant, labels=labels, fields=fields, lost=_lost)
+        return self._api.watch(class_of(self._kind), name=name, tenant=tenant, labels=labels, fields=fields, lost=_report_lost)
 
-    async def _first(self) -> None:
-        """All that stood, in order, in one table."""
-        if self._wish.output not in ("table", "wide"):
+    async def _print_initial(self) -> None:
+        """Print the initial objects, sorted, as one table."""
+        if self._options.output not in ("table", "wide"):
             self._synced = True
             return
-        self._around = await self._look(list(self._things.values()))
-        for thing in in_order(self._things.values(), self._wish.sort_by):
-            self._note(thing)
-        self._sheet.show(self._row(thing) for thing in in_order(self._things.values(), self._wish.sort_by))
+        self._row_context = await self._load(list(self._objects.values()))
+        for obj in sort_objects(self._objects.values(), self._options.sort_by):
+            self._record_row(obj)
+        self._sheet.show(self._row(obj) for obj in sort_objects(self._objects.values(), self._options.sort_by))
         sys.stdout.flush()
         self._synced = True
-        for key in list(self._things) if self._kind == "Workload" else ():
-            await self._recount(key)  # they may have moved while it was asked what they wait for
+        for key in list(self._objects) if self._kind == "Workload" else ():
+            await self._recount(key)  # replicas may have changed while their pending reasons were loaded
 
-    async def _look(self, things: list[Any]) -> Around:
+    async def _load(self, objects: list[Any]) -> RowContext:
         if self._kind == ENDPOINTS:
-            return Around()
+            return RowContext()
         if self._kind == "Workload":
-            await self._members_told.wait()
-            return await self._progress(things)
-        return await surroundings(self._api, Found(self._kind, things, whole=not self._names))
+            await self._replicas_synced.wait()
+            return await self._progress(objects)
+        return await load_row_context(self._api, ObjectList(self._kind, objects, complete=not self._names))
 
-    def _wanted(self, thing: Any) -> bool:
-        return not self._names or _key(thing)[1] in self._names
+    def _is_selected(self, obj: Any) -> bool:
+        return not self._names or _key(obj)[1] in self._names
 
-    async def _changed(self, thing: Any, revision: int) -> None:
-        if not self._wanted(thing):
+    async def _on_changed(self, obj: Any, revision: int) -> None:
+        if not self._is_selected(obj):
             return
-        self._things[_key(thing)] = thing
-        if self._wish.output == "json":
-            _line(WatchLine(type="changed", revision=revision, object=Raw(encode(plain(thing)))))
-        elif self._wish.output == "name":
-            _say(name_of(thing, self._asked))
+        self._objects[_key(obj)] = obj
+        if self._options.output == "json":
+            _print_json(WatchLine(type="changed", revision=revision, object=Raw(encode(to_builtins(obj)))))
+        elif self._options.output == "name":
+            _print_line(name_of(obj, self._context))
         elif self._synced:
-            await self._refresh(thing)
-            self._show(thing)
+            await self._refresh(obj)
+            self._show(obj)
 
-    async def _deleted(self, told: Deleted) -> None:
-        thing = self._things.pop((told.tenant, told.name), None)
-        self._printed.pop((told.tenant, told.name), None)
-        if thing is None:
+    async def _on_deleted(self, event: Deleted) -> None:
+        obj = self._objects.pop((event.tenant, event.name), None)
+        self._printed.pop((event.tenant, event.name), None)
+        if obj is None:
             return
-        if self._wish.output == "json":
-            gone = {"kind": told.kind, "metadata": {"name": told.name, "tenant": told.tenant}}
-            _line(WatchLine(type="deleted", revision=told.revision, object=Raw(encode(gone))))
-        elif self._wish.output == "name":
-            _say(f"{name_of(thing, self._asked)} deleted")
+        if self._options.output == "json":
+            deleted = {"kind": event.kind, "metadata": {"name": event.name, "tenant": event.tenant}}
+            _print_json(WatchLine(type="deleted", revision=event.revision, object=Raw(encode(deleted))))
+        elif self._options.output == "name":
+            _print_line(f"{name_of(obj, self._context)} deleted")
         elif self._synced:
-            row = [Cell(_text(cell), FAINT) for cell in self._row(thing)]
-            row[2 if self._everyone else 1] = Cell("gone", FAINT)
+            row = [Cell(_text(cell), FAINT) for cell in self._row(obj)]
+            row[2 if self._all_tenants else 1] = Cell("deleted", FAINT)
             self._sheet.show([row])
             sys.stdout.flush()
 
-    async def _progress(self, workloads: list[Workload]) -> Around:
-        """From the replicas as they were told here; which reason they wait for is asked for only if any does."""
-        members = self._members({_key(one) for one in workloads})
-        tenants = sorted({one.metadata.tenant for one in workloads})
-        waits = any(one.status.phase is Phase.PENDING for one in members)
-        decisions = await decisions_of(self._api, tenants[0] if len(tenants) == 1 else "") if waits else []
-        return Around(progress=progress_of(workloads, members, decisions), wall=BootClock().wall())
+    async def _progress(self, workloads: list[Workload]) -> RowContext:
+        """Compute the progress from the watched replicas. Decisions are requested only if a replica is pending."""
+        members = self._members({_key(workload) for workload in workloads})
+        tenants = sorted({workload.metadata.tenant for workload in workloads})
+        any_pending = any(replica.status.phase is Phase.PENDING for replica in members)
+        decisions = await decisions_of(self._api, tenants[0] if len(tenants) == 1 else "") if any_pending else []
+        return RowContext(progress=progress_of(workloads, members, decisions), wall=BootClock().wall())
 
     def _members(self, keys: set[Key]) -> list[Replica]:
-        return [one for one in self._replicas.values() if (one.metadata.tenant, one.spec.workload) in keys]
+        return [replica for replica in self._replicas.values() if (replica.metadata.tenant, replica.spec.workload) in keys]
 
-    async def _refresh(self, thing: Any) -> None:
-        """What stands beside it, as far as that may have changed with it. One at a time: what is older must not come later."""
-        async with self._turn:
+    async def _refresh(self, obj: Any) -> None:
+        """Reload the data that the row needs besides the object. The lock keeps an older answer from replacing a newer one."""
+        async with self._refresh_lock:
             if self._kind not in ("Workload", "Replica"):
-                self._around = self._around._replace(wall=BootClock().wall())
+                self._row_context = self._row_context._replace(wall=BootClock().wall())
                 return
-            found, before = await self._look([thing]), self._around
-            self._around = Around(
-                {**before.progress, **found.progress},
-                {**before.reasons, **found.reasons},
-                replicas={**before.replicas, **found.replicas},
-                wall=found.wall,
+            loaded, previous = await self._load([obj]), self._row_context
+            self._row_context = RowContext(
+                {**previous.progress, **loaded.progress},
+                {**previous.reasons, **loaded.reasons},
+                replicas={**previous.replicas, **loaded.replicas},
+                wall=loaded.wall,
             )
 
-    def _show(self, thing: Any) -> None:
-        if self._note(thing):
-            self._sheet.show([self._row(thing)])
+    def _show(self, obj: Any) -> None:
+        if self._record_row(obj):
+            self._sheet.show([self._row(obj)])
             sys.stdout.flush()
 
-    def _note(self, thing: Any) -> bool:
-        """Is its row another than the one printed last?"""
-        cells = self._row(thing)
+    def _record_row(self, obj: Any) -> bool:
+        """Record the row. Returns False if it equals the last printed one."""
+        cells = self._row(obj)
         row = [_text(cells[number]) for number in self._compared]
-        if self._printed.get(_key(thing)) == row:
+        if self._printed.get(_key(obj)) == row:
             return False
-        self._printed[_key(thing)] = row
+        self._printed[_key(obj)] = row
         return True
 
-    def _row(self, thing: Any) -> Cells:
+    def _row(self, obj: Any) -> Cells:
         if self._kind == ENDPOINTS:
-            return endpoint_row(thing, everyone=self._everyone)
-        return row_of(thing, self._around, everyone=self._everyone)
+            return endpoint_row(obj, all_tenants=self._all_tenants)
+        return row_of(obj, self._row_context, all_tenants=self._all_tenants)
 
-    # -- a workload's replicas -------------------------------------------------------------------------------------------------
+    # -- replicas of workloads -------------------------------------------------------------------------------------------------
 
     async def follow_replicas(self) -> None:
-        """Its row is printed anew when they move."""
-        async for told in self._api.watch(Replica, tenant=self._asked.tenant):
+        """Watch replicas, and print the row of their workload again when its stages change."""
+        async for event in self._api.watch(Replica, tenant=self._context.tenant):
             key: Key | None = None
-            match told:
+            match event:
                 case Changed():
-                    self._replicas[_key(told.object)] = told.object
-                    key = told.object.metadata.tenant, told.object.spec.workload
+                    self._replicas[_key(event.object)] = event.object
+                    key = event.object.metadata.tenant, event.object.spec.workload
                 case Deleted():
-                    gone = self._replicas.pop((told.tenant, told.name), None)
-                    key = (gone.metadata.tenant, gone.spec.workload) if gone is not None else None
+                    deleted = self._replicas.pop((event.tenant, event.name), None)
+                    key = (deleted.metadata.tenant, deleted.spec.workload) if deleted is not None else None
                 case Synced():
-                    self._members_told.set()
-            if self._synced and self._members_told.is_set() and key is not None:
+                    self._replicas_synced.set()
+            if self._synced and self._replicas_synced.is_set() and key is not None:
                 await self._recount(key)
 
     async def _recount(self, key: Key) -> None:
-        thing: Workload | None = self._things.get(key)
-        before = self._around.progress.get(key)
-        if thing is None:
+        obj: Workload | None = self._objects.get(key)
+        previous = self._row_context.progress.get(key)
+        if obj is None:
             return
-        if before is None or summarize_progress(thing, self._members({key})).stages != before.stages:
-            await self._refresh(thing)
-            self._show(thing)
+        if previous is None or summarize_progress(obj, self._members({key})).stages != previous.stages:
+            await self._refresh(obj)
+            self._show(obj)
 
 
-def _key(thing: Any) -> Key:
-    if hasattr(thing, "metadata"):
-        return thing.metadata.tenant, thing.metadata.name
-    return thing.tenant, thing.replica
+def _key(obj: Any) -> Key:
+    if hasattr(obj, "metadata"):
+        return obj.metadata.tenant, obj.metadata.name
+    return obj.tenant, obj.replica
 
 
 def _text(cell: str | Cell) -> str:
     return cell.text if isinstance(cell, Cell) else cell
 
 
-def _line(line: WatchLine) -> None:
-    sys.stdout.write(spelt(encode(line).decode()) + "\n")
+def _print_json(line: WatchLine) -> None:
+    sys.stdout.write(escape_json(encode(line).decode()) + "\n")
     sys.stdout.flush()
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stdout.write(f"{escaped(text)}\n")
     sys.stdout.flush()

@@ -1,7 +1,4 @@
-"""JSON and YAML of objects.
-
-Text only: what is printed where is decided elsewhere.
-"""
+"""Formats objects as JSON and YAML."""
 
 from __future__ import annotations
 
@@ -17,41 +14,41 @@ from remit.model.objects import DECLARED, encode
 
 _PLAIN: Final = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?: [A-Za-z0-9_./-]+)*\Z")
 _MEASURE: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:[KMGTPE]i|ms|[mshd]))+\Z")
-"""An amount or a duration, which no YAML takes for a number."""
+"""An amount or a duration, which no YAML version reads as a number."""
 _AMBIGUOUS: Final = frozenset({"null", "true", "false", "yes", "no", "on", "off", "y", "n"})
-"""Words that are no text in this or an older YAML."""
+"""Words that YAML 1.1 or 1.2 reads as booleans or null."""
 
 _REPORTED: Final = ("uid", "generation", "revision", "deleting")
-"""Metadata that Remit writes."""
+"""Metadata fields that Remit sets."""
 
 
-def plain(thing: object) -> Any:
-    """As mappings and lists, with the names that the API gives its fields. As there, where it stands (the phase, the health) is
-    said also where that is the default.
+def to_builtins(obj: object) -> Any:
+    """Convert an object to dicts and lists with the field names of the API. As in the API, the main state of the status (phase
+    or health) is included even if it has the default value.
     """
-    value, status = msgspec.json.decode(encode(thing)), getattr(thing, "status", None)
-    first = status.__struct_fields__[0] if isinstance(status, msgspec.Struct) else ""
-    if isinstance(stands := getattr(status, first, None), Enum):
-        value["status"] = {first: stands.value, **value.get("status", {})}
+    value, status = msgspec.json.decode(encode(obj)), getattr(obj, "status", None)
+    first_field = status.__struct_fields__[0] if isinstance(status, msgspec.Struct) else ""
+    if isinstance(state := getattr(status, first_field, None), Enum):
+        value["status"] = {first_field: state.value, **value.get("status", {})}
     return value
 
 
 def json_text(value: object) -> str:
-    """One document, for programs. What a terminal would obey, or hide, is written as its number: that is the same JSON."""
+    """Format a value as one indented JSON document, with unprintable characters as \\u escapes."""
     lines = msgspec.json.format(encode(value), indent=2).decode().split("\n")
-    return "".join(f"{spelt(line)}\n" for line in lines)
+    return "".join(f"{escape_json(line)}\n" for line in lines)
 
 
-def spelt(line: str) -> str:
-    """A line of JSON. Letters that are not printable can only stand inside of its texts."""
+def escape_json(line: str) -> str:
+    """Escape the unprintable characters of a line of JSON. They can occur only inside strings."""
     if line.isprintable():
         return line
-    return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in line)
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
 
 
-def manifest_text(thing: object) -> str:
-    """YAML of one object. What a person may declare can be applied as it is: what Remit reports stands below it in comments."""
-    value = plain(thing)
+def manifest_text(obj: object) -> str:
+    """Format an object as YAML. Objects that users declare can be applied unchanged: fields set by Remit follow as comments."""
+    value = to_builtins(obj)
     if value.get("kind") not in DECLARED:
         return yaml_text(_in_order(value))
     meta = value.get("metadata", {})
@@ -59,25 +56,25 @@ def manifest_text(thing: object) -> str:
     if status := value.pop("status", None):
         reported["status"] = status
     if value["kind"] == "Secret":
-        # Nobody is shown a secret. Empty text would be applied as its new value; nothing is refused.
+        # Secret values are never returned. null is refused by apply, while an empty text would replace the value.
         data = value.get("spec", {}).get("data", {})
         value["spec"] = {"data": dict.fromkeys(data)}
-    said = yaml_text(reported) if reported else ""
-    comments = "".join(f"# {line}\n" for line in said.splitlines())
-    return yaml_text(_in_order(value)) + (f"# What Remit says of it:\n{comments}" if comments else "")
+    reported_text = yaml_text(reported) if reported else ""
+    comments = "".join(f"# {line}\n" for line in reported_text.splitlines())
+    return yaml_text(_in_order(value)) + (f"# Set by Remit:\n{comments}" if comments else "")
 
 
 def _in_order(value: dict[str, Any]) -> dict[str, Any]:
-    heads = ("apiVersion", "kind", "metadata", "spec", "status")
-    kept = {"apiVersion": "remit/v1", **value}
-    return {name: kept[name] for name in (*heads, *kept) if name in kept}
+    first = ("apiVersion", "kind", "metadata", "spec", "status")
+    with_version = {"apiVersion": "remit/v1", **value}
+    return {name: with_version[name] for name in (*first, *with_version) if name in with_version}
 
 
 # -- YAML ----------------------------------------------------------------------------------------------------------------------
 
 
 def yaml_text(value: Mapping[str, Any]) -> str:
-    """In blocks; texts that could be read as anything else are quoted. The reader of manifests reads it back the same."""
+    """Format a mapping in block style. Ambiguous strings are quoted, so that reading it back yields the same values."""
     return "".join(f"{line}\n" for line in _mapping(value, ""))
 
 
@@ -94,7 +91,7 @@ def _entry(head: str, value: Any, indent: str) -> Iterator[str]:
         yield head
         for item in value:
             yield from _item(item, indent)
-    elif isinstance(value, str) and _in_lines(value):
+    elif isinstance(value, str) and _fits_block_scalar(value):
         yield f"{head} |{'' if value.endswith(chr(10)) else '-'}"
         yield from (f"{indent}  {line}" if line else "" for line in value.removesuffix("\n").split("\n"))
     else:
@@ -112,8 +109,8 @@ def _item(value: Any, indent: str) -> Iterator[str]:
         yield line if number else f"{indent}- {line[len(indent) + 2 :]}"
 
 
-def _in_lines(text: str) -> bool:
-    """May it stand as a block of lines? Without blanks at an edge or letters that a terminal obeys, and not ending in two."""
+def _fits_block_scalar(text: str) -> bool:
+    """Check whether a string can be a literal block: printable lines without spaces at the edges, and one final line end."""
     lines = text.removesuffix("\n").split("\n")
     return (
         len(lines) > 1
@@ -137,15 +134,15 @@ def _scalar(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    """In double quotes; what is not printable is written by its number, which YAML reads back as that one letter."""
-    return '"' + "".join(_letter(letter) for letter in text) + '"'
+    """Quote a string. Unprintable characters are written as escapes."""
+    return '"' + "".join(_quote_char(char) for char in text) + '"'
 
 
-def _letter(letter: str) -> str:
-    if letter in ('"', "\\"):
-        return f"\\{letter}"
-    if letter.isprintable():
-        return letter
-    code = ord(letter)
+def _quote_char(char: str) -> str:
+    if char in ('"', "\\"):
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    code = ord(char)
     named = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    return named.get(letter) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+    return named.get(char) or (f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")

@@ -1,8 +1,6 @@
-"""Escaping of untrusted output; raw mode and window size.
+"""Terminal handling: raw mode, window size, reading stdin, and escaping of untrusted output.
 
-As they are, and all is put back at the end. Nothing is kept.
-
-Colours are dropped, all else that steers a terminal is spelt.
+Escaping drops colours and makes all other control sequences visible.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import asyncio
 import codecs
 import os
 import re
-import signal  # noqa: TID251 - the number of the signal that says that a window was resized
+import signal  # noqa: TID251 - SIGWINCH
 import sys
 import termios
 import tty
@@ -22,12 +20,12 @@ from typing import Final
 from remit.model.problems import escaped
 from remit.model.wire.exec_frames import INPUT_BYTES_MAX, TerminalSize
 
-KEYBOARD = 0
+STDIN = 0
 
 
-def window() -> TerminalSize:
-    """Of the terminal that is typed at, or shown on."""
-    for stream in (KEYBOARD, 1, 2):
+def window_size() -> TerminalSize:
+    """Return the window size of the terminal on stdin, stdout or stderr."""
+    for stream in (STDIN, 1, 2):
         with suppress(OSError):
             size = os.get_terminal_size(stream)
             return TerminalSize(max(1, min(size.lines, 10_000)), max(1, min(size.columns, 10_000)))
@@ -35,81 +33,81 @@ def window() -> TerminalSize:
 
 
 @contextmanager
-def raw() -> Iterator[None]:
-    """Every key goes through, also those that would end this program: they are the command's."""
-    before = termios.tcgetattr(KEYBOARD)
+def raw_mode() -> Iterator[None]:
+    """Pass every key to the remote command, including Ctrl-C. The previous mode is restored at the end."""
+    before = termios.tcgetattr(STDIN)
     try:
-        tty.setraw(KEYBOARD, termios.TCSADRAIN)
+        tty.setraw(STDIN, termios.TCSADRAIN)
         yield
     finally:
         with suppress(termios.error):
-            termios.tcsetattr(KEYBOARD, termios.TCSADRAIN, before)
+            termios.tcsetattr(STDIN, termios.TCSADRAIN, before)
 
 
 @contextmanager
-def resized(tell: Callable[[], None]) -> Iterator[None]:
-    """`tell` is called whenever the window has another size."""
+def on_resize(callback: Callable[[], None]) -> Iterator[None]:
+    """Call `callback` whenever the window is resized."""
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGWINCH, tell)
+    loop.add_signal_handler(signal.SIGWINCH, callback)
     try:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGWINCH)
 
 
-async def typed() -> bytes:
-    """What is next on the standard input; nothing at its end. A file is never waited for."""
+async def read_stdin() -> bytes:
+    """Return the next bytes of stdin; empty at its end."""
     loop = asyncio.get_running_loop()
-    came: asyncio.Future[None] = loop.create_future()
+    readable: asyncio.Future[None] = loop.create_future()
     try:
-        loop.add_reader(KEYBOARD, _tell, came)
-    except PermissionError:  # a file, or nothing at all: there is always something to be read
+        loop.add_reader(STDIN, _set_done, readable)
+    except PermissionError:  # a regular file cannot be polled, and is always readable
         await asyncio.sleep(0)
     else:
         try:
-            await came
+            await readable
         finally:
-            loop.remove_reader(KEYBOARD)
-    return os.read(KEYBOARD, INPUT_BYTES_MAX)
+            loop.remove_reader(STDIN)
+    return os.read(STDIN, INPUT_BYTES_MAX)
 
 
-def is_typed_at() -> bool:
+def stdin_is_terminal() -> bool:
     return sys.stdin is not None and sys.stdin.isatty()
 
 
-def _tell(came: asyncio.Future[None]) -> None:
-    if not came.done():
-        came.set_result(None)
+def _set_done(readable: asyncio.Future[None]) -> None:
+    if not readable.done():
+        readable.set_result(None)
 
 
-LINE_LETTERS_MAX: Final = 65_536
-"""A longer line is shown in pieces: nobody waits for an end that may never come."""
+LINE_CHARS_MAX: Final = 65_536
+"""Longer lines are split, because a line without an end would be buffered for ever."""
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
 
 
-class Lines:
-    """Pieces of bytes in, lines of text out. A letter that is cut in two by the pieces is put together again."""
+class LineDecoder:
+    """Decodes a byte stream into lines. Characters split over two pieces are joined."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="backslashreplace")
-        self._begun = ""
+        self._partial = ""
 
     def feed(self, piece: bytes) -> list[str]:
-        *whole, self._begun = (self._begun + self._decoder.decode(piece)).split("\n")
-        while len(self._begun) > LINE_LETTERS_MAX:
-            whole.append(self._begun[:LINE_LETTERS_MAX])
-            self._begun = self._begun[LINE_LETTERS_MAX:]
-        return whole
+        *lines, self._partial = (self._partial + self._decoder.decode(piece)).split("\n")
+        while len(self._partial) > LINE_CHARS_MAX:
+            lines.append(self._partial[:LINE_CHARS_MAX])
+            self._partial = self._partial[LINE_CHARS_MAX:]
+        return lines
 
     def rest(self) -> list[str]:
-        """What came without an end of its line."""
-        last, self._begun = self._begun + self._decoder.decode(b"", final=True), ""
+        """Return the last line if it had no line end."""
+        last, self._partial = self._partial + self._decoder.decode(b"", final=True), ""
         return [last] if last else []
 
 
-class Tame:
-    """Pieces of bytes in, text out that a terminal may be given: as `harmless`, but lines go on."""
+class TerminalFilter:
+    """Decodes a byte stream into text that is safe for a terminal, as `escape_terminal` does for single lines."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="backslashreplace")
@@ -119,7 +117,7 @@ class Tame:
         return "\n".join("\t".join(escaped(part) for part in _COLOUR.sub("", line).split("\t")) for line in lines)
 
 
-def harmless(line: str) -> str:
-    """For a terminal: a title, a cursor or a clipboard is nobody's business but its owner's."""
-    bare = _COLOUR.sub("", line.removesuffix("\r"))
-    return "\t".join(escaped(part) for part in bare.split("\t"))
+def escape_terminal(line: str) -> str:
+    """Make a line safe for a terminal: programs must not change its title, cursor or clipboard."""
+    text = _COLOUR.sub("", line.removesuffix("\r"))
+    return "\t".join(escaped(part) for part in text.split("\t"))

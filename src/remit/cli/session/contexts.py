@@ -1,6 +1,6 @@
-"""Contexts file; which server and token a command uses.
+"""Contexts file, and the choice of the server, token and tenant of a command.
 
-Flags come before the environment, and that before the file. Nothing is asked here.
+Flags take precedence over the environment, and the environment over the file. No server is called here.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CONTEXTS_MAX: Final = 1_000
 
 
 class ContextError(click.ClickException):
-    """Nobody could say which server is meant, or with what token; the message says what to do."""
+    """Server or token could not be determined. The message contains the fix."""
 
     exit_code = 2
 
 
 class Context(Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
-    """A server that is known by a name. The token stands here, or in a file of its own. `ca_file`: who has signed for it."""
+    """A named server. The token is stored inline or in `token_file`; `ca_file` is the CA certificate of the server."""
 
     name: str
     server: str
@@ -44,25 +44,27 @@ class Context(Struct, frozen=True, rename="camel", omit_defaults=True, forbid_un
 
 
 class Contexts(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is in the file: servers by name, and which of them is meant when nobody says."""
+    """Content of the contexts file: named servers, and the current one."""
 
     contexts: tuple[Context, ...] = ()
     current: str = ""
 
     def get(self, name: str) -> Context | None:
-        return next((one for one in self.contexts if one.name == name), None)
+        return next((ctx for ctx in self.contexts if ctx.name == name), None)
 
     def named(self, name: str) -> Context:
         found = self.get(name)
         if found is None:
-            names = [one.name for one in self.contexts]
-            cure = did_you_mean(closest_name(name, names)) or (f"there are {one_of(names)}" if names else "none is set yet")
-            raise ContextError(f"there is no context {quoted(name)}; {escaped(cure)}")
+            names = [ctx.name for ctx in self.contexts]
+            fix = did_you_mean(closest_name(name, names)) or (
+                f"contexts are {one_of(names)}" if names else "no context is defined yet"
+            )
+            raise ContextError(f"context {quoted(name)} not found; {escaped(fix)}")
         return found
 
 
 class ServerFlags(NamedTuple):
-    """What was said on the command line; empty is what was not."""
+    """Server flags of the command line; a flag that was not given is empty."""
 
     context: str = ""
     server: str = ""
@@ -70,7 +72,7 @@ class ServerFlags(NamedTuple):
     tenant: str = ""
     ca_file: str = ""
 
-    def reach(self, environ: Mapping[str, str] = os.environ) -> ServerAddress:
+    def resolve(self, environ: Mapping[str, str] = os.environ) -> ServerAddress:
         return resolve_server(
             context=self.context,
             server=self.server,
@@ -82,7 +84,7 @@ class ServerFlags(NamedTuple):
 
 
 class ServerAddress(NamedTuple):
-    """Where to ask, with which token, and whose things are meant if nobody says. `ca_file` is empty if the system knows."""
+    """Server URL, token and default tenant. An empty `ca_file` means the CA certificates of the system."""
 
     server: str
     token: str
@@ -97,11 +99,11 @@ class ServerAddress(NamedTuple):
         return Trust(self.ca_file)
 
 
-# -- the file ------------------------------------------------------------------------------------------------------------------
+# -- contexts file -------------------------------------------------------------------------------------------------------------
 
 
 def config_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the file is: REMIT_CONFIG, or under the directory for configurations."""
+    """Return REMIT_CONFIG, or remit/config.yaml below XDG_CONFIG_HOME or ~/.config."""
     if named := environ.get("REMIT_CONFIG"):
         return Path(named)
     base = environ.get("XDG_CONFIG_HOME") or "~/.config"
@@ -109,7 +111,7 @@ def config_path(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def load_contexts(path: Path) -> Contexts:
-    """What is in the file; nothing, if there is none. Mistakes in it are told with their lines."""
+    """Read the contexts file; a missing file is empty. Errors in it are reported with their lines."""
     from remit.model.manifests.documents import read_documents
     from remit.model.manifests.type_checks import TypeChecker
     from remit.model.problems import Problems
@@ -125,52 +127,56 @@ def load_contexts(path: Path) -> Contexts:
         return Contexts()
     problems = Problems(str(path))
     documents = read_documents(data, str(path), problems)
-    shapes, value = TypeChecker(problems, None), None
+    checker, value = TypeChecker(problems, None), None
     for document in documents:
-        value = shapes.check(document, msgspec.inspect.type_info(Contexts), ())
-    told = problems.sorted_problems()
-    if told or len(documents) != 1:
-        said = "\n  ".join(str(problem) for problem in told) or f"{escaped(str(path))} has {len(documents)} documents"
-        raise ContextError(f"the file of contexts is not right\n  {said}\n  mend it, or move it away and begin anew")
+        value = checker.check(document, msgspec.inspect.type_info(Contexts), ())
+    found_problems = problems.sorted_problems()
+    if found_problems or len(documents) != 1:
+        details = (
+            "\n  ".join(str(problem) for problem in found_problems) or f"{escaped(str(path))} has {len(documents)} documents"
+        )
+        raise ContextError(
+            f"the contexts file is invalid\n  {details}\n  correct it, or move it away to start with an empty one"
+        )
     return msgspec.convert(value, Contexts)
 
 
 def save_contexts(path: Path, contexts: Contexts) -> None:
-    """Whole or not at all, for its owner's eyes alone: there may be tokens in it."""
+    """Write the file atomically, readable by its owner only because it may contain tokens."""
     from remit.cli.output.serialization import yaml_text
     from remit.world.files.disk import FileDisk
     from remit.world.interfaces import DiskError
 
     disk = FileDisk()
-    path = path.resolve()  # a link stays a link; what it leads to is replaced
+    path = path.resolve()  # a symbolic link is kept; its target is replaced
     try:
         disk.make_directory(path.parent)
         disk.write_atomically(path, yaml_text(msgspec.to_builtins(contexts)).encode())
     except DiskError as error:
-        raise ContextError(f"the contexts cannot be kept: {escaped(str(error))}") from error
+        raise ContextError(f"the contexts file cannot be written: {escaped(str(error))}") from error
 
 
-def with_context(contexts: Contexts, made: Context, *, use: bool) -> Contexts:
-    """With `made` in place of one of its name, or at the end."""
-    if contexts.get(made.name) is None and len(contexts.contexts) >= CONTEXTS_MAX:
+def with_context(contexts: Contexts, new: Context, *, use: bool) -> Contexts:
+    """Add `new`, or replace the context of the same name."""
+    if contexts.get(new.name) is None and len(contexts.contexts) >= CONTEXTS_MAX:
         raise ContextError(f"there are {CONTEXTS_MAX} contexts already; remove some")
-    kept = [made if one.name == made.name else one for one in contexts.contexts]
-    if made not in kept:
-        kept.append(made)
-    return Contexts(tuple(kept), made.name if use else contexts.current)
+    contexts_after = [new if ctx.name == new.name else ctx for ctx in contexts.contexts]
+    if new not in contexts_after:
+        contexts_after.append(new)
+    return Contexts(tuple(contexts_after), new.name if use else contexts.current)
 
 
 def save_and_use_context(
     name: str, server: str, token_file: Path | str, tenant: str = "", *, ca_file: str = "", path: Path | None = None
 ) -> Path:
-    """Keep a server under a name and make it the one that is meant when nobody says. Answers which file says so now."""
+    """Store a server as a named context and make it the current one. Returns the path of the contexts file."""
     path = path or config_path()
-    made = Context(name, server, token_file=str(Path(token_file).absolute()), tenant=tenant, ca_file=ca_file)
-    save_contexts(path, with_context(load_contexts(path), made, use=True))
+    new = Context(name, server, token_file=str(Path(token_file).absolute()), tenant=tenant, ca_file=ca_file)
+    save_contexts(path, with_context(load_contexts(path), new, use=True))
     return path
 
 
-# -- what is meant -------------------------------------------------------------------------------------------------------------
+# -- server of a command -------------------------------------------------------------------------------------------------------
 
 
 def resolve_server(
@@ -182,9 +188,10 @@ def resolve_server(
     ca_file: str = "",
     environ: Mapping[str, str] = os.environ,
 ) -> ServerAddress:
-    """Flags, then the environment, then the file. A context that is named by a flag comes before REMIT_SERVER.
+    """Determine server, token and tenant from flags, environment and contexts file, in this order. A --context flag also
+    overrides REMIT_SERVER.
 
-    The token of a context is sent to the server of that context and to no other.
+    The token of a context is only ever sent to the server of that context.
     """
     env = {} if context else environ
     url = server or env.get("REMIT_SERVER", "")
@@ -192,70 +199,75 @@ def resolve_server(
     known = load_contexts(config_path(environ))
     found = known.named(name) if name else known.get(known.current)
     if not url and found is None:
-        if known.contexts:
-            named = one_of(one.name for one in known.contexts)
-            raise ContextError(f"no context is in use\n  choose one with `remit context use NAME`: {escaped(named)}")
-        raise ContextError("no server is named\n  run `remit up`, or name a server with --server URL --token-file FILE")
-    url = server_url(url or (found.server if found else ""))
-    mine = found if found is not None and server_url(found.server) == url else None
-    token = _find_token(token_file, env, mine)
+        raise _no_server_error(known)
+    chosen = found or Context("", url)
+    url = server_url(url or chosen.server)
+    own = chosen if server_url(chosen.server) == url else Context("", url)
+    token = _find_token(token_file, env, own)
     if not token:
-        raise ContextError(f"there is no token for {escaped(url)}\n  name its file with --token-file, or set REMIT_TOKEN")
-    whose = tenant or environ.get("REMIT_TENANT", "") or (found.tenant if found else "") or DEFAULT_TENANT
-    believed = ca_file or env.get("REMIT_CA_FILE", "") or (mine.ca_file if mine else "")
-    return ServerAddress(url, token, whose, mine.name if mine else "", _check_ca_file(believed))
+        raise ContextError(f"no token for {escaped(url)}\n  give its file with --token-file, or set REMIT_TOKEN")
+    default_tenant = tenant or environ.get("REMIT_TENANT", "") or chosen.tenant or DEFAULT_TENANT
+    ca_file = ca_file or env.get("REMIT_CA_FILE", "") or own.ca_file
+    return ServerAddress(url, token, default_tenant, own.name, _check_ca_file(ca_file))
+
+
+def _no_server_error(known: Contexts) -> ContextError:
+    if known.contexts:
+        names = one_of(ctx.name for ctx in known.contexts)
+        return ContextError(f"no current context\n  choose one with `remit context use NAME`: {escaped(names)}")
+    return ContextError("no server is configured\n  run `remit up`, or give a server with --server URL --token-file FILE")
 
 
 def _check_ca_file(name: str) -> str:
-    """Looked for now: a file that is not there is told by its name, and not as a server that nobody can believe."""
+    """Check that the file can be read. Otherwise a missing file would be reported as an untrusted server certificate."""
     if not name:
         return ""
     try:
         path = Path(name).expanduser()
         path.open("rb").close()
     except (OSError, ValueError, RuntimeError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        cure = "give the certificate of the server's authority, tls/ca.pem of its directory, with --ca-file"
-        raise ContextError(f"the file of certificates cannot be read: {escaped(name)}: {escaped(why)}\n  {cure}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        fix = "give the CA certificate of the server with --ca-file; it is tls/ca.pem in the server's data directory"
+        raise ContextError(f"CA certificate file cannot be read: {escaped(name)}: {escaped(reason)}\n  {fix}") from error
     return str(path)
 
 
-def _find_token(token_file: str, environ: Mapping[str, str], context: Context | None) -> str:
+def _find_token(token_file: str, environ: Mapping[str, str], context: Context) -> str:
     if token_file:
         return read_token(token_file, "--token-file")
     if token := environ.get("REMIT_TOKEN", "").strip():
         return _check_token(token, "REMIT_TOKEN")
     if named := environ.get("REMIT_TOKEN_FILE"):
         return read_token(named, "REMIT_TOKEN_FILE")
-    if context is None:
-        return ""
     if context.token_file:
         return read_token(context.token_file, f"context {context.name}")
-    return _check_token(context.token, f"context {context.name}")
+    return _check_token(context.token, f"context {context.name}") if context.token else ""
 
 
-def read_token(name: str, whence: str) -> str:
+def read_token(name: str, source: str) -> str:
     try:
         with Path(name).expanduser().open("rb") as file:
             data = file.read(TOKEN_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ContextError(f"the token file of {escaped(whence)} cannot be read: {escaped(name)}: {escaped(why)}") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ContextError(f"token file of {escaped(source)} cannot be read: {escaped(name)}: {escaped(reason)}") from error
     token = data.decode("latin-1").strip()
     if not token:
-        raise ContextError(f"the token file of {escaped(whence)} is empty: {escaped(name)}")
-    return _check_token(token, whence)
+        raise ContextError(f"token file of {escaped(source)} is empty: {escaped(name)}")
+    return _check_token(token, source)
 
 
-def _check_token(token: str, whence: str) -> str:
-    """A token goes into a header: one line of plain letters."""
+def _check_token(token: str, source: str) -> str:
+    """Check that a token can be sent in an HTTP header."""
     if len(token) > TOKEN_BYTES_MAX or not (token.isascii() and token.isprintable()) or " " in token:
-        raise ContextError(f"what {escaped(whence)} gives is no token; a token is one line of letters without blanks")
+        raise ContextError(
+            f"the value of {escaped(source)} is not a token; a token is one line of printable ASCII characters without spaces"
+        )
     return token
 
 
 def server_url(text: str) -> str:
-    """`host:port` means http; what cannot be asked over HTTP is refused."""
+    """Normalize a server URL; `host:port` means http. Other schemes are refused."""
     url = text.strip()
     url = (url if "://" in url else f"http://{url}").rstrip("/")
     try:
@@ -264,7 +276,7 @@ def server_url(text: str) -> str:
     except ValueError:
         parts, port = urlsplit(""), None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or port == 0:
-        raise ContextError(f"{quoted(text)} is no server\n  write it like http://127.0.0.1:7420")
+        raise ContextError(f"{quoted(text)} is not a server URL\n  write it like http://127.0.0.1:7420")
     if parts.username or parts.password:
-        raise ContextError(f"{quoted(parts.hostname)} is named with a password\n  write the token into a file: --token-file")
+        raise ContextError(f"the URL of {quoted(parts.hostname)} contains a password\n  use a token file instead: --token-file")
     return url

@@ -1,7 +1,4 @@
-"""Gets one object or suggests similar names.
-
-Gets one object; if there is none, says which ones are like it.
-"""
+"""Gets one object by reference, and suggests similar names if it does not exist."""
 
 from __future__ import annotations
 
@@ -21,58 +18,60 @@ if TYPE_CHECKING:
 NOT_FOUND: Final = 404
 NAMES_COMPARED_MAX: Final = 10_000
 _NUMEROUS_KINDS: Final = ("Replica", "Generation", "Decision", "Event")
-"""Of these there may be very many: they are not all asked for only to guess a name."""
+"""Kinds with too many objects to list them only for a suggestion."""
 
 
 def class_of(kind: str) -> Any:
-    """The struct of a kind: which one it is, is known only at run time."""
+    """Return the struct class of a kind. The result is untyped because the kind is known only at run time."""
     return KINDS[kind]
 
 
-def tenant_of(asked: CommandContext, thing: ObjectRef) -> str:
-    """Whose it is: as was said with it, else as everything else."""
-    return (thing.tenant or asked.reach.tenant) if is_tenant_scoped(thing.kind) else ""
+def tenant_of(context: CommandContext, ref: ObjectRef) -> str:
+    """Return the tenant of the reference, or else that of the command; empty for kinds without tenants."""
+    return (ref.tenant or context.address.tenant) if is_tenant_scoped(ref.kind) else ""
 
 
-def display_name(asked: CommandContext, kind: str, name: str, tenant: str = "") -> str:
-    """As it may be named again without a flag: with the tenant, unless that is the one that is meant anyway."""
-    whose = f"{tenant}/" if tenant and (asked.everyone or asked.tenant_said or tenant != asked.reach.tenant) else ""
-    return f"{kind.lower()}/{whose}{name}"
+def display_name(context: CommandContext, kind: str, name: str, tenant: str = "") -> str:
+    """Format an object so that it can be used as an argument: with the tenant, unless that is the default tenant."""
+    prefix = (
+        f"{tenant}/" if tenant and (context.all_tenants or context.tenant_given or tenant != context.address.tenant) else ""
+    )
+    return f"{kind.lower()}/{prefix}{name}"
 
 
-def display_name_of(asked: CommandContext, thing: ObjectRef) -> str:
-    return display_name(asked, thing.kind, thing.name, tenant_of(asked, thing))
+def display_name_of(context: CommandContext, ref: ObjectRef) -> str:
+    return display_name(context, ref.kind, ref.name, tenant_of(context, ref))
 
 
-async def get_object(api: Api, asked: CommandContext, thing: ObjectRef) -> Any:
-    if thing.kind == ENDPOINTS:
-        listed = await api.endpoints(tenant=tenant_of(asked, thing))
+async def get_object(api: Api, context: CommandContext, ref: ObjectRef) -> Any:
+    if ref.kind == ENDPOINTS:
+        listed = await api.endpoints(tenant=tenant_of(context, ref))
         for item in listed.items:
-            if thing.name in (item.replica, item.service):
+            if ref.name in (item.replica, item.service):
                 return item
-        raise CommandError(f"nothing serves as {quoted(thing.name)}", "`remit get endpoints` lists what does")
+        raise CommandError(f"no endpoint {quoted(ref.name)}", "`remit get endpoints` lists all endpoints")
     try:
-        return await api.get(class_of(thing.kind), thing.name, tenant=tenant_of(asked, thing))
+        return await api.get(class_of(ref.kind), ref.name, tenant=tenant_of(context, ref))
     except ApiError as error:
         if error.status != NOT_FOUND:
             raise
-        raise await not_found_error(api, asked, thing) from error
+        raise await not_found_error(api, context, ref) from error
 
 
-async def not_found_error(api: Api, asked: CommandContext, thing: ObjectRef) -> CommandError:
-    """That it is not there, and what may have been meant: one of another tenant, or of a like name."""
-    tenant = tenant_of(asked, thing)
-    whose = f" in tenant {tenant}" if tenant else ""
-    what = f"there is no {thing.kind.lower()} {quoted(thing.name)}{escaped(whose)}"
-    lists = f"`remit get {plural_name(thing.kind)}{' -A' if tenant else ''}` lists them"
+async def not_found_error(api: Api, context: CommandContext, ref: ObjectRef) -> CommandError:
+    """Return an error that suggests an object of the same name in another tenant, or one with a similar name."""
+    tenant = tenant_of(context, ref)
+    location = f" in tenant {tenant}" if tenant else ""
+    message = f"{ref.kind.lower()} {quoted(ref.name)} not found{escaped(location)}"
+    list_hint = f"`remit get {plural_name(ref.kind)}{' -A' if tenant else ''}` lists them"
     try:
-        same = await api.list(class_of(thing.kind), tenant="", fields=f"metadata.name={thing.name}") if tenant else None
-        like = await api.list(class_of(thing.kind), tenant=tenant) if thing.kind not in _NUMEROUS_KINDS else None
+        same_name = await api.list(class_of(ref.kind), tenant="", fields=f"metadata.name={ref.name}") if tenant else None
+        same_kind = await api.list(class_of(ref.kind), tenant=tenant) if ref.kind not in _NUMEROUS_KINDS else None
     except ApiError:
-        return CommandError(what, lists)
-    owners = sorted(item.metadata.tenant for item in same.items) if same is not None else []
+        return CommandError(message, list_hint)
+    owners = sorted(item.metadata.tenant for item in same_name.items) if same_name is not None else []
     if owners:
-        return CommandError(what, escaped(f"tenant {one_of(owners)} has one: say -t {owners[0]}"))
-    names = sorted({item.metadata.name for item in like.items}) if like is not None else []
-    close = get_close_matches(thing.name, names[:NAMES_COMPARED_MAX], n=3, cutoff=0.6)
-    return CommandError(what, escaped(f"did you mean {one_of(close)}?") if close else lists)
+        return CommandError(message, escaped(f"tenant {one_of(owners)} has one; use -t {owners[0]}"))
+    names = sorted({item.metadata.name for item in same_kind.items}) if same_kind is not None else []
+    close = get_close_matches(ref.name, names[:NAMES_COMPARED_MAX], n=3, cutoff=0.6)
+    return CommandError(message, escaped(f"did you mean {one_of(close)}?") if close else list_hint)

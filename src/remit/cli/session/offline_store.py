@@ -1,6 +1,6 @@
 """Reads a scope's data directory without a server.
 
-Opened to be looked at, also while its owner runs; nothing is taken over or written.
+It is opened read-only, without taking the server's lock, so this also works while the server runs.
 """
 
 from __future__ import annotations
@@ -34,60 +34,58 @@ MISUSE = 2
 
 
 class OfflineStoreError(click.ClickException):
-    """What was named cannot be looked at; the message says why and what to do."""
+    """The directory cannot be read. The message contains reason and fix."""
 
     exit_code = MISUSE
 
 
 class OfflineScope(NamedTuple):
-    """One state of a scope, and the clock that its instants are compared with."""
+    """The state of a scope at one revision, and the clock for its timestamps."""
 
     view: SchedulerView
-    glimpse: OfflineReader
+    reader: OfflineReader
     clock: Clock
 
     def workload(self, tenant: str, name: str) -> Workload | None:
-        row = self.glimpse.get(f"workload/{tenant}/{name}")
-        thing = None if row is None else decode(row.value)
-        return thing if isinstance(thing, Workload) else None
+        row = self.reader.get(f"workload/{tenant}/{name}")
+        obj = None if row is None else decode(row.value)
+        return obj if isinstance(obj, Workload) else None
 
     def replica(self, tenant: str, name: str) -> tuple[Replica, int] | None:
-        row = self.glimpse.get(f"replica/{tenant}/{name}")
-        thing = None if row is None else decode(row.value)
-        return (thing, row.revision) if row is not None and isinstance(thing, Replica) else None
+        row = self.reader.get(f"replica/{tenant}/{name}")
+        obj = None if row is None else decode(row.value)
+        return (obj, row.revision) if row is not None and isinstance(obj, Replica) else None
 
     def pools(self) -> list[NodePool]:
-        return [thing for row in self.glimpse.rows("nodepool/") if isinstance(thing := decode(row.value), NodePool)]
+        return [obj for row in self.reader.rows("nodepool/") if isinstance(obj := decode(row.value), NodePool)]
 
-    def written(self, tenant: str) -> StoredHistory:
-        """What was written down about a tenant's replicas."""
-        return StoredHistory(self.glimpse.rows(f"decision/{tenant}/"), self.glimpse.rows(BATCH_PREFIX))
+    def history(self, tenant: str) -> StoredHistory:
+        """Return the stored decisions and verdicts about a tenant's replicas."""
+        return StoredHistory(self.reader.rows(f"decision/{tenant}/"), self.reader.rows(BATCH_PREFIX))
 
 
 @contextmanager
 def open_offline_scope(directory: Path) -> Iterator[OfflineScope]:
     clock, scratch = BootClock(), ""
     try:
-        with tempfile.TemporaryDirectory(prefix="remit-look-") as scratch, OfflineReader(directory, Path(scratch)) as glimpse:
-            head = glimpse.head()
+        with tempfile.TemporaryDirectory(prefix="remit-look-") as scratch, OfflineReader(directory, Path(scratch)) as reader:
+            head = reader.head()
             if head is None:
-                raise OfflineStoreError(
-                    f"{escaped(str(directory))} is the directory of a scope in which nothing was ever written"
-                )
-            yield OfflineScope(frozen_view(clock, head, glimpse.revision, glimpse.pages), glimpse, clock)
+                raise OfflineStoreError(f"{escaped(str(directory))} contains an empty store: no server has written to it yet")
+            yield OfflineScope(frozen_view(clock, head, reader.revision, reader.pages), reader, clock)
     except Corrupt as error:
-        # Damage that is found in the copy is in what was copied, and the copy is gone.
+        # The error names the temporary copy, which is deleted; report the original directory instead.
         raise OfflineStoreError(escaped(str(error).replace(scratch or str(directory), str(directory)))) from error
     except StoreError as error:
         raise OfflineStoreError(escaped(str(error))) from error
     except msgspec.MsgspecError as error:
         raise OfflineStoreError(
-            f"{escaped(str(directory))}: a row does not decode ({escaped(str(error))}); restore a backup"
+            f"{escaped(str(directory))}: a row cannot be decoded ({escaped(str(error))}); restore a backup"
         ) from error
     except OSError as error:
         raise OfflineStoreError(f"{escaped(str(directory))} cannot be read: {escaped(error.strerror or str(error))}") from error
 
 
 def placement_inputs(clock: Clock) -> PlacementInputs:
-    """As a scheduler on this machine would have them, with the plug-ins that are installed here."""
+    """Return the inputs of a scheduler on this machine, with the plug-ins installed here."""
     return PlacementInputs((clock.boot(), clock.now_ms()), installed_filters(), (*DEFAULT_SCORES, *installed_scores()))

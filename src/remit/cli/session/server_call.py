@@ -1,6 +1,6 @@
-"""Server flags, calls and error reporting of a command.
+"""Server options of commands, the call to the server, and the reporting of its errors.
 
-One door for every command that asks one.
+Every command that calls a server does it through `call_server`.
 """
 
 from __future__ import annotations
@@ -30,34 +30,36 @@ UNAUTHENTICATED: Final = 401
 
 
 class CommandError(click.ClickException):
-    """It was not done. The first line says what, the next what to do about it."""
+    """A command failed. The first line of the message is the error, the next one the fix."""
 
     exit_code = FAILED
 
-    def __init__(self, what: str, cure: str = "") -> None:
-        super().__init__(what + (f"\n  {cure}" if cure else ""))
+    def __init__(self, message: str, fix: str = "") -> None:
+        super().__init__(message + (f"\n  {fix}" if fix else ""))
 
 
 class UnplacedError(CommandError):
-    """Work of it has no place."""
+    """A command failed because replicas could not be placed."""
 
     exit_code = NOT_PLACED
 
 
 class CommandContext(NamedTuple):
-    """What every command knows: where to ask, and whether all tenants' things are meant."""
+    """Server and tenants that a command works on. `tenant_given`: the tenant was given as an option."""
 
-    reach: ServerAddress
-    everyone: bool = False
-    tenant_said: bool = False
+    address: ServerAddress
+    all_tenants: bool = False
+    tenant_given: bool = False
 
     @property
     def tenant(self) -> str:
-        """Of which tenant things are listed; empty means all."""
-        return "" if self.everyone else self.reach.tenant
+        """Tenant whose objects are listed; empty means all tenants."""
+        return "" if self.all_tenants else self.address.tenant
 
 
-def server_options(*, everyone: bool = False, t_taken: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def server_options(
+    *, all_tenants: bool = False, without_short_t: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The flags of every command that asks a server; what they come to is the command's first argument. `t_taken`: -t means
     something else there.
     """
@@ -65,7 +67,7 @@ def server_options(*, everyone: bool = False, t_taken: bool = False) -> Callable
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(
-            *words: Any,
+            *args: Any,
             context: str,
             server: str,
             token_file: str,
@@ -75,55 +77,59 @@ def server_options(*, everyone: bool = False, t_taken: bool = False) -> Callable
             **options: Any,
         ) -> Any:
             if tenant and all_tenants:
-                raise click.UsageError("--tenant names one, and --all-tenants means every one; write one of the two")
-            reach = ServerFlags(context, server, token_file, tenant, ca_file).reach()
-            return command(CommandContext(reach, all_tenants, bool(tenant)), *words, **options)
+                raise click.UsageError("--tenant and --all-tenants cannot be combined; leave one of them out")
+            address = ServerFlags(context, server, token_file, tenant, ca_file).resolve()
+            return command(CommandContext(address, all_tenants, bool(tenant)), *args, **options)
 
-        made: Any = run
-        if everyone:
-            made = click.option("-A", "--all-tenants", is_flag=True, help="Of every tenant.")(made)
-        for option in reversed((_tenant_option("-n") if t_taken else _tenant_option("-t", "-n"), *_SERVER_OPTIONS)):
-            made = option(made)
-        decorated: Callable[..., None] = made
+        decorated_command: Any = run
+        if all_tenants:
+            decorated_command = click.option("-A", "--all-tenants", is_flag=True, help="All tenants.")(decorated_command)
+        for option in reversed((_tenant_option("-n") if without_short_t else _tenant_option("-t", "-n"), *_SERVER_OPTIONS)):
+            decorated_command = option(decorated_command)
+        decorated: Callable[..., None] = decorated_command
         return decorated
 
     return decorate
 
 
 def _tenant_option(*letters: str) -> Callable[[Any], Any]:
-    return click.option(*letters, "--tenant", default="", metavar="TENANT", help="Whose; else REMIT_TENANT, or the context's.")
+    return click.option(
+        *letters, "--tenant", default="", metavar="TENANT", help="Tenant. Default: REMIT_TENANT, then the context."
+    )
 
 
 _SERVER_OPTIONS: Final = (
-    click.option("--context", default="", metavar="NAME", help="The server, by its name in `remit context list`."),
-    click.option("--server", default="", metavar="URL", help="The server itself; else REMIT_SERVER, or the context's."),
-    click.option("--token-file", default="", metavar="FILE", help="The file with the token for it."),
-    click.option("--ca-file", default="", metavar="FILE", help="Who signs for it at https; else REMIT_CA_FILE, the context's."),
+    click.option("--context", default="", metavar="NAME", help="Server by its context name, see `remit context list`."),
+    click.option("--server", default="", metavar="URL", help="URL of the server. Default: REMIT_SERVER, then the context."),
+    click.option("--token-file", default="", metavar="FILE", help="File with the access token."),
+    click.option(
+        "--ca-file", default="", metavar="FILE", help="CA certificate for https. Default: REMIT_CA_FILE, then the context."
+    ),
 )
 
 
-def call_server(asked: CommandContext, deed: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
-    """What `deed` answers. What the server or the way there does to it is told in two lines."""
+def call_server(context: CommandContext, operation: Callable[[Api], Coroutine[Any, Any, T]]) -> T:
+    """Run `operation` with an API client and return its result. Errors of server and network become a `CommandError`."""
     from remit.client.api import Api, ApiError, Unanswered
 
-    async def within() -> T:
-        await _check_reachable(asked.reach)
-        reach = asked.reach
-        async with Api(reach.server, reach.token, tenant=reach.tenant, trust=reach.trust) as api:
-            return await deed(api)
+    async def call() -> T:
+        await _check_reachable(context.address)
+        address = context.address
+        async with Api(address.server, address.token, tenant=address.tenant, trust=address.trust) as api:
+            return await operation(api)
 
     try:
-        return asyncio.run(_unwrap_exception_group(within()))
+        return asyncio.run(_unwrap_exception_group(call()))
     except ApiError as error:
         raise command_error(error) from error
     except Unanswered as error:
         raise CommandError(
-            escaped(f"{asked.reach.server} does not answer: {error.reason}"), _fix_for_no_answer(error)
+            escaped(f"{context.address.server} does not respond: {error.reason}"), _fix_for_no_answer(error)
         ) from error
 
 
 async def _unwrap_exception_group(work: Coroutine[Any, Any, T]) -> T:
-    """What failed first among tasks that ran side by side is told as if it had run by itself."""
+    """Raise the first exception of a group of concurrent tasks without its group."""
     try:
         return await work
     except BaseExceptionGroup as group:
@@ -133,61 +139,62 @@ async def _unwrap_exception_group(work: Coroutine[Any, Any, T]) -> T:
         raise first from group
 
 
-async def _check_reachable(reach: ServerAddress) -> None:
-    """Is anybody there? A program asks again for a while; a person would rather know at once."""
+async def _check_reachable(address: ServerAddress) -> None:
+    """Fail at once if no server listens. The API client would retry for a while, which is right for programs only."""
     from remit.client.http_transport import HttpTransport, UntrustedCertificate
     from remit.world.interfaces import LinkError
     from remit.world.net.tls import TlsFileError
 
     try:
-        wire = HttpTransport(reach.token, reach.trust)
+        transport = HttpTransport(address.token, address.trust)
     except TlsFileError as error:
         raise CommandError(escaped(error.cause), escaped(error.cure)) from error
     try:
-        await wire.call("GET", f"{reach.server}/healthz")
+        await transport.call("GET", f"{address.server}/healthz")
     except UntrustedCertificate as error:
         raise CommandError(escaped(error.cause), escaped(error.cure)) from error
     except LinkError as error:
-        named = f"context {reach.context}" if reach.context else "--server"
-        cure = f"start it with `remit up`, or name another server: that was {named}"
-        raise CommandError(escaped(error.cause), escaped(cure)) from error
+        named = f"context {address.context}" if address.context else "--server or REMIT_SERVER"
+        fix = f"start a server with `remit up`, or use another one; the URL comes from {named}"
+        raise CommandError(escaped(error.cause), escaped(fix)) from error
     finally:
-        await wire.close()
+        await transport.close()
 
 
 def _fix_for_no_answer(error: Unanswered) -> str:
     if error.silent and error.operation_id:
-        return "it may have happened: look with `remit get`, and ask again if it has not"
-    return "nothing was changed: ask again later"
+        return "the request may have been applied: check with `remit get`, and repeat it if not"
+    return "nothing was changed; try again later"
 
 
 def print_problem_answer(about: str, problem: ProblemAnswer | None) -> None:
-    """Why one of many was not done."""
+    """Print why one of several objects was refused."""
     from remit.client.api_caller import ApiError
 
-    told = command_error(ApiError.of(problem), about) if problem is not None else CommandError(f"{about}: refused")
-    click.echo(f"Error: {told.format_message()}", err=True)
+    error = command_error(ApiError.of(problem), about) if problem is not None else CommandError(f"{about}: refused")
+    click.echo(f"Error: {error.format_message()}", err=True)
 
 
 def command_error(error: ApiError, about: str = "") -> CommandError:
-    """The server's words, with every problem that it found."""
-    said = error.detail or error.code or str(error)
-    if error.field and not error.problems and not said.startswith(f"{error.field}: "):
-        said = f"{error.field}: {said}"
-    what = f"{about}: {said}" if about else said
+    """Format an error response with all problems in it."""
+    detail = error.detail or error.code or str(error)
+    if error.field not in ("", "name") and not error.problems and not detail.startswith(f"{error.field}: "):
+        detail = f"{error.field}: {detail}"
+    message = f"{about}: {detail}" if about else detail
     if error.status == UNAUTHENTICATED:
-        if "was revoked" in said or " expired at " in said:
+        if "was revoked" in detail or " expired at " in detail:
             return CommandError(
-                escaped(what), "let an admin make another (`remit token create`), and name its file with --token-file"
+                escaped(message), "ask an admin for a new token (`remit token create`), and give its file with --token-file"
             )
         return CommandError(
-            escaped(what), "the token is not this server's: see `remit context list`, or name it with --token-file"
+            escaped(message),
+            "this server does not know the token: check `remit context list`, or give another with --token-file",
         )
-    lines = [escaped(what)]
+    lines = [escaped(message)]
     for problem in error.problems[:PROBLEMS_SHOWN]:
         place = f"{problem.field}: " if problem.field else ""
-        cure = f"; {problem.cure}" if problem.cure else ""
-        lines.append(f"  {escaped(place + problem.message + cure)}")
+        fix = f"; {problem.cure}" if problem.cure else ""
+        lines.append(f"  {escaped(place + problem.message + fix)}")
     if len(error.problems) > PROBLEMS_SHOWN:
         lines.append(f"  and {len(error.problems) - PROBLEMS_SHOWN} more")
     return CommandError("\n".join(lines), escaped(error.cure))

@@ -16,15 +16,15 @@ CHANGED: Final = "+changes"
 
 @cache
 def revision(below: Path = PACKAGE) -> str:
-    """The commit that is checked out here, marked if what lies `below` differs from it; else the version."""
-    asked = (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--", "."))
+    """Return the checked-out commit, with a suffix if files in `below` differ. Outside a repository, return the version."""
+    git_commands = (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "--", "."))
     try:
         commit, changes = (
-            subprocess.run(  # noqa: S603  (fixed words, no shell)
-                ["git", "--no-optional-locks", "-C", str(below), *words],  # noqa: S607
+            subprocess.run(  # noqa: S603  (constant arguments, no shell)
+                ["git", "--no-optional-locks", "-C", str(below), *args],  # noqa: S607
                 capture_output=True, text=True, timeout=5, check=True,
             ).stdout.strip()
-            for words in asked
+            for args in git_commands
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return __version__

@@ -1,7 +1,4 @@
-"""Token files readable by their owner only.
-
-For its owner's eyes alone; what a token allows is known elsewhere.
-"""
+"""Creates and reads token files, which are readable by their owner only."""
 
 from __future__ import annotations
 
@@ -31,21 +28,23 @@ def generate_token(ids: Ids) -> str:
 
 
 async def ensure_component_token(
-    file: Path, desk: ServerContext, role: TokenRole, *, subject: str, nodes: Sequence[str] = ()
+    file: Path, server: ServerContext, role: TokenRole, *, subject: str, nodes: Sequence[str] = ()
 ) -> str:
-    """The token of a component that this process starts itself: the one in the file while that is good, else a new one."""
+    """Return the token of a component that this process starts: that of the file if the server accepts it, else a new one."""
     from remit.serve.auth.enrollment import ensure_bootstrap_token
 
-    ids = desk.world.ids
+    ids = server.world.ids
     token, _ = read_or_create_token(file, ids)
-    if not await ensure_bootstrap_token(desk, token, role, subject=subject, nodes=nodes):
-        token, _ = read_or_create_token(file, ids, anew=True)
-        await ensure_bootstrap_token(desk, token, role, subject=subject, nodes=nodes)
+    if not await ensure_bootstrap_token(server, token, role, subject=subject, nodes=nodes):
+        token, _ = read_or_create_token(file, ids, replace=True)
+        await ensure_bootstrap_token(server, token, role, subject=subject, nodes=nodes)
     return token
 
 
 async def ensure_issued_token(file: Path, api: Api, ids: Ids, role: TokenRole, *, nodes: Sequence[str] = ()) -> str:
-    """The token in a file, which is made with its file if there is none: an admin tells the server of it."""
+    """Return the token of the file. If the file does not exist, create it and register its token at the server; `api` needs the
+    admin role.
+    """
     from remit.model.identity import Token, TokenSpec, expiry_after, token_digest
     from remit.model.metadata import Metadata
     from remit.serve.auth.enrollment import BOOTSTRAP_TOKEN_TTL_MS, bootstrap_token_name
@@ -59,29 +58,29 @@ async def ensure_issued_token(file: Path, api: Api, ids: Ids, role: TokenRole, *
     return token
 
 
-def read_or_create_token(file: Path, ids: Ids, *, anew: bool = False) -> tuple[str, bool]:
-    """The token of a file that only its owner may read, and whether it is new: there was none, or it is wanted `anew`."""
+def read_or_create_token(file: Path, ids: Ids, *, replace: bool = False) -> tuple[str, bool]:
+    """Return the token of the file, and whether it was created now: because the file did not exist, or because of `replace`."""
     file.parent.mkdir(0o700, parents=True, exist_ok=True)
-    if anew:
+    if replace:
         file.unlink(missing_ok=True)
     new = not file.exists()
     if new:
-        # Written beside it first: whoever is killed over it leaves no file that is empty.
-        beside = file.with_name(f"{file.name}.{ids.nonce()}")
-        made = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(made, "w") as opened:
+        # Written to a temporary file first, so that a crash leaves no empty token file.
+        temporary = file.with_name(f"{file.name}.{ids.nonce()}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as opened:
             opened.write(generate_token(ids) + "\n")
-        with suppress(FileExistsError):  # somebody else was quicker: theirs stands
-            os.link(beside, file)
-        beside.unlink()
+        with suppress(FileExistsError):  # another process has created the file; its token is used
+            os.link(temporary, file)
+        temporary.unlink()
     return _read_token(file), new
 
 
 def _read_token(file: Path) -> str:
     with file.open("rb") as opened:
-        found = opened.read(TOKEN_BYTES_MAX + 1)
-    token = found.decode("ascii", "replace").strip()
+        data = opened.read(TOKEN_BYTES_MAX + 1)
+    token = data.decode("ascii", "replace").strip()
     if not 16 <= len(token) <= TOKEN_BYTES_MAX or not token.isprintable() or " " in token or not token.isascii():
-        cure = "write 16 to 512 signs of ASCII into it, without spaces; or remove it, and one is made"
-        raise click.ClickException(f"{escaped(str(file))} holds no token; {cure}")
+        fix = "write 16 to 512 ASCII characters without spaces into it, or remove it to get a new token"
+        raise click.ClickException(f"{escaped(str(file))} does not contain a token; {fix}")
     return token

@@ -1,8 +1,6 @@
-"""Waits for conditions with live progress.
+"""Waits until objects reach goals, and shows live progress.
 
-Asks again and again until it has, or time is up, and shows how far it is. Nothing is changed.
-
-Each a goal that says how it stands; the waiting itself is in waiting.py.
+Goals are polled with growing pauses until all are reached, one has failed, or the timeout has passed.
 """
 
 from __future__ import annotations
@@ -44,77 +42,77 @@ LINES_MAX: Final = 20
 
 
 class GoalStatus(NamedTuple):
-    """How one goal stands: reached or not, in words for one line; `failed` says that it never will be, `cure` what to do then.
+    """Status of a goal, with a text of one line. `failed`: why it can no longer be reached, with `fix`.
 
-    `placed` is false while work of it has no place: who gives up then says so by another code than for anything else.
-    `limit` is what keeps it from being reached.
+    `placed` is false while a replica has no node; a timeout then has its own exit code. `limit` is what currently prevents the
+    goal.
     """
 
     reached: bool
-    words: str
+    text: str
     placed: bool = True
     failed: str = ""
     limit: str = ""
-    cure: str = ""
+    fix: str = ""
 
     @property
     def line(self) -> str:
-        return f"{self.words}; limited by {self.limit}" if self.limit else self.words
+        return f"{self.text}; limited by {self.limit}" if self.limit else self.text
 
 
-DELETED: Final = GoalStatus(False, "is gone", failed="it was deleted meanwhile", cure="apply it again, and wait anew")
+DELETED: Final = GoalStatus(False, "is deleted", failed="it was deleted in the meantime", fix="apply it again, then wait again")
 
 
 class Goal(Protocol):
-    """Something to wait for."""
+    """A condition to wait for."""
 
     name: str
 
-    async def look(self, api: Api) -> GoalStatus: ...
+    async def check(self, api: Api) -> GoalStatus: ...
 
 
 async def wait_for_goals(api: Api, goals: Sequence[Goal], timeout_ms: int) -> None:
-    """Returns once all are reached. Raises if one cannot be any more, or time is up, saying where each stands."""
+    """Return once all goals are reached. Raises an error with their statuses if one has failed or the timeout has passed."""
     clock = BootClock()
     end_ms, pause_ms = clock.now_ms() + timeout_ms, PAUSE_MS
-    with WaitDisplay(console(stderr=True)) as shown:
+    with WaitDisplay(console(stderr=True)) as display:
         while True:
-            stands = {goal.name: await goal.look(api) for goal in goals}
-            shown.update(stands)
-            failed = {name: one for name, one in stands.items() if one.failed}
+            statuses = {goal.name: await goal.check(api) for goal in goals}
+            display.update(statuses)
+            failed = {name: one for name, one in statuses.items() if one.failed}
             if failed:
                 raise _goal_failed_error(failed)
-            if all(one.reached for one in stands.values()):
+            if all(status.reached for status in statuses.values()):
                 return
-            left_ms = end_ms - clock.now_ms()
-            if left_ms <= 0:
-                raise _timeout_error(stands, timeout_ms)
-            await clock.sleep_ms(min(pause_ms, left_ms))
+            remaining_ms = end_ms - clock.now_ms()
+            if remaining_ms <= 0:
+                raise _timeout_error(statuses, timeout_ms)
+            await clock.sleep_ms(min(pause_ms, remaining_ms))
             pause_ms = min(PAUSE_MS_MAX, pause_ms * 5 // 4)
 
 
 def _goal_failed_error(failed: dict[str, GoalStatus]) -> CommandError:
-    name, first = next(iter(failed.items()))
+    name, first_status = next(iter(failed.items()))
     lines = [escaped(f"{name}: {one.failed}") for name, one in list(failed.items())[:LINES_MAX]]
-    return CommandError("\n  ".join(lines), escaped(first.cure or f"look closer: remit describe {name}"))
+    return CommandError("\n  ".join(lines), escaped(first_status.fix or f"for details: remit describe {name}"))
 
 
-def _timeout_error(stands: dict[str, GoalStatus], timeout_ms: int) -> CommandError:
-    late = {name: one for name, one in stands.items() if not one.reached}
-    unplaced = [name for name, one in late.items() if not one.placed]
-    lines = [escaped(f"{name}: {one.line}") for name, one in list(late.items())[:LINES_MAX]]
-    what = f"not reached within {format_duration(timeout_ms)}\n  " + "\n  ".join(lines)
+def _timeout_error(statuses: dict[str, GoalStatus], timeout_ms: int) -> CommandError:
+    unmet = {name: one for name, one in statuses.items() if not one.reached}
+    unplaced = [name for name, one in unmet.items() if not one.placed]
+    lines = [escaped(f"{name}: {one.line}") for name, one in list(unmet.items())[:LINES_MAX]]
+    message = f"timed out after {format_duration(timeout_ms)}\n  " + "\n  ".join(lines)
     if unplaced:
-        return UnplacedError(what, f"ask why: remit explain {unplaced[0]}")
-    return CommandError(what, f"look closer: remit describe {next(iter(late))}")
+        return UnplacedError(message, f"find out why: remit explain {unplaced[0]}")
+    return CommandError(message, f"for details: remit describe {next(iter(unmet))}")
 
 
 class WaitDisplay:
-    """Live lines on a terminal, which stay at the end; elsewhere a line whenever something has changed."""
+    """Shows statuses: live lines on a terminal, elsewhere a line for each change."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._said: dict[str, str] = {}
+        self._printed: dict[str, str] = {}
         self._live: Any = None
 
     def __enter__(self) -> WaitDisplay:
@@ -127,31 +125,31 @@ class WaitDisplay:
 
     def __exit__(self, *error: object) -> None:
         if self._live is not None:
-            self._live.transient = error[0] is not None  # what went wrong says where each stands
+            self._live.transient = error[0] is not None  # the error repeats the statuses
             self._live.__exit__(None, None, None)
 
-    def update(self, stands: dict[str, GoalStatus]) -> None:
+    def update(self, statuses: dict[str, GoalStatus]) -> None:
         if self._live is not None:
-            self._live.update(_render_lines(stands), refresh=True)
+            self._live.update(_render_lines(statuses), refresh=True)
             return
-        for name, one in stands.items():
-            if self._said.get(name) != one.line and (name in self._said or not one.reached):
-                self._said[name] = one.line
+        for name, one in statuses.items():
+            if self._printed.get(name) != one.line and (name in self._printed or not one.reached):
+                self._printed[name] = one.line
                 click.echo(escaped(f"{name}: {one.line}"), err=True)
 
 
-def _render_lines(stands: dict[str, GoalStatus]) -> Any:
+def _render_lines(statuses: dict[str, GoalStatus]) -> Any:
     from rich.text import Text
 
     text = Text(no_wrap=True, overflow="ellipsis")
-    ordered = sorted(stands.items(), key=lambda pair: pair[1].reached)
-    width = max(len(name) for name in stands)
+    ordered = sorted(statuses.items(), key=lambda pair: pair[1].reached)
+    width = max(len(name) for name in statuses)
     for number, (name, one) in enumerate(ordered[:LINES_MAX]):
         style = GOOD if one.reached else BAD if one.failed or not one.placed else UNSURE
         text.append("\n" if number else "")
         text.append("✓ " if one.reached else "· ", style=style)
         text.append(f"{escaped(name):<{width}}  ", style="bold")
-        text.append(escaped(one.failed or one.words))
+        text.append(escaped(one.failed or one.text))
         if one.limit and not one.failed:
             text.append(f"\n  {'':<{width}}  limited by {escaped(one.limit)}", style=style)
     if len(ordered) > LINES_MAX:
@@ -160,24 +158,24 @@ def _render_lines(stands: dict[str, GoalStatus]) -> Any:
 
 
 def parse_timeout(text: str) -> int:
-    """Milliseconds; for an option."""
+    """Parse the option --timeout into milliseconds."""
     try:
         return parse_duration(text)
     except ValueError as error:
         raise click.BadParameter(f"{escaped(text)}: {error}", param_hint="--timeout") from error
 
 
-# -- a workload ----------------------------------------------------------------------------------------------------------------
+# -- goals ---------------------------------------------------------------------------------------------------------------- ----
 
 
 class WorkloadReady:
-    """A workload is where it should be: a service is rolled out and ready, a job runs or is done."""
+    """A workload is ready: a service is rolled out and ready, a job is running or complete."""
 
-    def __init__(self, name: str, tenant: str, *, shown: str = "", done: bool = False) -> None:
-        self._workload, self._tenant, self._done = name, tenant, done
-        self.name = shown or f"workload/{name}"
+    def __init__(self, name: str, tenant: str, *, display_name: str = "", must_complete: bool = False) -> None:
+        self._workload, self._tenant, self._must_complete = name, tenant, must_complete
+        self.name = display_name or f"workload/{name}"
 
-    async def look(self, api: Api) -> GoalStatus:
+    async def check(self, api: Api) -> GoalStatus:
         try:
             workload = await api.get(Workload, self._workload, tenant=self._tenant)
         except ApiError as error:
@@ -187,52 +185,62 @@ class WorkloadReady:
         fields = f"spec.workload={self._workload}"
         replicas = list((await api.list(Replica, tenant=self._tenant, fields=fields)).items)
         decisions: Sequence[Decision] = ()
-        if any(one.status.phase is Phase.PENDING for one in replicas):
+        if any(replica.status.phase is Phase.PENDING for replica in replicas):
             decisions = (await api.list(Decision, tenant=self._tenant, fields="spec.verdict!=bound")).items
-        found = summarize_progress(workload, replicas, pending_reasons(decisions))
-        return workload_goal_status(workload, replicas, found, done=self._done)
+        progress = summarize_progress(workload, replicas, pending_reasons(decisions))
+        return workload_goal_status(workload, replicas, progress, must_complete=self._must_complete)
 
 
 def workload_goal_status(
-    workload: Workload, replicas: Sequence[Replica], found: ProgressSummary, *, done: bool = False
+    workload: Workload, replicas: Sequence[Replica], progress: ProgressSummary, *, must_complete: bool = False
 ) -> GoalStatus:
-    """How it stands; `done`: only a job that has ended well counts as there."""
-    spec = workload.spec
-    words = f"{format_funnel(funnel(replicas, found.wanted, spec.type))} of {found.wanted:,}"
-    if workload.metadata.deleting:  # of which nothing is wanted any more: that all of that stands says nothing
-        return GoalStatus(False, words, failed="it is being deleted", cure=DELETED.cure)
+    """Return whether the workload is ready. With `must_complete`, a job must have completed."""
+    text = f"{format_funnel(funnel(replicas, progress.desired, workload.spec.type))} of {progress.desired:,}"
+    if workload.metadata.deleting:  # its desired number is 0, so the numbers alone would look like success
+        return GoalStatus(False, text, failed="it is being deleted", fix=DELETED.fix)
     failed = condition_of(workload.status.conditions, "Failed")
     if failed is not None and failed.status == "True" and failed.observed_generation == workload.metadata.generation:
-        return GoalStatus(False, words, failed=f"it failed: {failed.reason} {failed.message}".rstrip())
-    if spec.type == "job":
-        runs = sum(one.status.phase in (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINISHED) for one in replicas)
-        complete = bool(found.wanted) and found.done >= found.wanted
-        there = complete or (not done and runs + found.done >= min(spec.replicas, found.wanted))
-    else:
-        there = is_rolled_out(workload) and found.arrived >= found.wanted
-    standing_now = sum(one.status.phase is not Phase.RELEASED for one in replicas) + (found.done if spec.type == "job" else 0)
-    waits = any(one.status.phase in (Phase.PENDING, Phase.RESERVED) for one in replicas)
-    short = standing_now < (min(spec.replicas, found.wanted) if spec.type == "job" else found.wanted)
-    if there:
-        return GoalStatus(True, words)
-    limit = found.limit + (f": {found.detail}" if found.detail else "") if found.limit else ""
-    if not limit and spec.type != "job" and not is_rolled_out(workload):
-        limit = "controllers, which do not say yet that this generation is out"
-    died = found.limit == "rollout"  # those that are short had a place, and have died there
-    return GoalStatus(False, words, placed=not waits and (died or not short), limit=limit)
+        return GoalStatus(False, text, failed=f"failed ({failed.reason})" + (f": {failed.message}" if failed.message else ""))
+    if _is_ready(workload, replicas, progress, must_complete):
+        return GoalStatus(True, text)
+    limit = ": ".join(part for part in (progress.limit, progress.detail if progress.limit else "") if part)
+    if not limit and workload.spec.type != "job" and not is_rolled_out(workload):
+        limit = "controllers have not reported this generation as rolled out yet"
+    return GoalStatus(False, text, placed=_is_placed(workload, replicas, progress), limit=limit)
+
+
+def _is_ready(workload: Workload, replicas: Sequence[Replica], progress: ProgressSummary, must_complete: bool) -> bool:
+    if workload.spec.type != "job":
+        return is_rolled_out(workload) and progress.ready >= progress.desired
+    if progress.desired and progress.done >= progress.desired:
+        return True
+    running = sum(replica.status.phase in _STARTED_PHASES for replica in replicas)
+    return not must_complete and running + progress.done >= min(workload.spec.replicas, progress.desired)
+
+
+def _is_placed(workload: Workload, replicas: Sequence[Replica], progress: ProgressSummary) -> bool:
+    if any(replica.status.phase in _UNPLACED_PHASES for replica in replicas):
+        return False
+    if progress.limit == "rollout":  # missing replicas were placed and have failed
+        return True
+    present = sum(replica.status.phase is not Phase.RELEASED for replica in replicas)
+    if workload.spec.type == "job":
+        return present + progress.done >= min(workload.spec.replicas, progress.desired)
+    return present >= progress.desired
 
 
 NAMED_MAX: Final = 3
 _UNPLACED_PHASES: Final = (Phase.PENDING, Phase.RESERVED)
+_STARTED_PHASES: Final = (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINISHED)
 _TERMINAL_PHASES: Final = (Phase.FAILED, Phase.RELEASED, Phase.FINISHED)
 _OFF_NODE_PHASES: Final = (Phase.PENDING, Phase.RELEASED)
 _OPPOSITE_CONDITION: Final = {"Complete": "Failed", "Failed": "Complete"}
-"""How a job ends, and how it does not end any more then."""
+"""Outcomes of a job that exclude each other."""
 
 
-async def _get_or_none(api: Api, thing: ObjectRef, tenant: str) -> Any:
+async def _get_or_none(api: Api, ref: ObjectRef, tenant: str) -> Any:
     try:
-        return await api.get(class_of(thing.kind), thing.name, tenant=tenant)
+        return await api.get(class_of(ref.kind), ref.name, tenant=tenant)
     except ApiError as error:
         if error.status != NOT_FOUND:
             raise
@@ -240,137 +248,139 @@ async def _get_or_none(api: Api, thing: ObjectRef, tenant: str) -> Any:
 
 
 class ObjectDeleted:
-    """It is not there any more. One of its name that was made later is another."""
+    """An object is deleted. A new object of the same name counts as deleted."""
 
-    def __init__(self, thing: ObjectRef, tenant: str, shown: str) -> None:
-        self.name, self._thing, self._tenant = shown, thing, tenant
+    def __init__(self, ref: ObjectRef, tenant: str, display_name: str) -> None:
+        self.name, self._ref, self._tenant = display_name, ref, tenant
         self._uid = ""
 
-    async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, self._thing, self._tenant)
-        if found is None or (self._uid and found.metadata.uid != self._uid):
-            return GoalStatus(True, "is gone")
-        self._uid = found.metadata.uid
-        if self._thing.kind != "Workload":
-            held = ", ".join(getattr(found.metadata, "finalizers", ()))
-            return GoalStatus(False, f"is still there{f', held by {held}' if held else ''}")
-        left = (await api.list(Replica, tenant=self._tenant, fields=f"spec.workload={self._thing.name}")).items
-        return GoalStatus(False, f"{len(left)} of its replicas are left" if left else "is still there")
+    async def check(self, api: Api) -> GoalStatus:
+        obj = await _get_or_none(api, self._ref, self._tenant)
+        if obj is None or (self._uid and obj.metadata.uid != self._uid):
+            return GoalStatus(True, "is deleted")
+        self._uid = obj.metadata.uid
+        if self._ref.kind != "Workload":
+            finalizers = ", ".join(getattr(obj.metadata, "finalizers", ()))
+            return GoalStatus(False, "is not deleted yet" + (f", waiting for finalizers {finalizers}" if finalizers else ""))
+        remaining = (await api.list(Replica, tenant=self._tenant, fields=f"spec.workload={self._ref.name}")).items
+        return GoalStatus(False, f"{len(remaining)} of its replicas remain" if remaining else "is not deleted yet")
 
 
 class ConditionMet:
-    """A condition says so."""
+    """A condition has a given status."""
 
-    def __init__(self, thing: ObjectRef, tenant: str, shown: str, type_: str, status: str) -> None:
-        self.name, self._thing, self._tenant = shown, thing, tenant
+    def __init__(self, ref: ObjectRef, tenant: str, display_name: str, type_: str, status: str) -> None:
+        self.name, self._ref, self._tenant = display_name, ref, tenant
         self._type, self._status = type_, status
 
-    async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, self._thing, self._tenant)
-        if found is None:
+    async def check(self, api: Api) -> GoalStatus:
+        obj = await _get_or_none(api, self._ref, self._tenant)
+        if obj is None:
             return DELETED
-        conditions: Iterable[Condition] = getattr(getattr(found, "status", None), "conditions", ())
-        if isinstance(found, Workload) and self._status.lower() == "true" and (never := self._never(found)) is not None:
-            return never
-        said = condition_of(conditions, self._type)
-        if said is None:
-            there = ", ".join(f"{one.type}={one.status}" for one in conditions)
-            return GoalStatus(False, f"nothing is said of {self._type} yet" + (f"; said are {there}" if there else ""))
-        current = said.observed_generation in (0, found.metadata.generation)
-        words = " ".join(part for part in (f"{said.type}={said.status}", said.reason, said.message) if part)
-        return GoalStatus(said.status.lower() == self._status.lower() and current, words)
+        conditions: Iterable[Condition] = getattr(getattr(obj, "status", None), "conditions", ())
+        if isinstance(obj, Workload) and self._status.lower() == "true" and (impossible := self._impossible(obj)) is not None:
+            return impossible
+        condition = condition_of(conditions, self._type)
+        if condition is None:
+            present = ", ".join(f"{condition.type}={condition.status}" for condition in conditions)
+            return GoalStatus(
+                False, f"has no condition {self._type} yet" + (f"; its conditions are {present}" if present else "")
+            )
+        current = condition.observed_generation in (0, obj.metadata.generation)
+        text = " ".join(part for part in (f"{condition.type}={condition.status}", condition.reason, condition.message) if part)
+        return GoalStatus(condition.status.lower() == self._status.lower() and current, text)
 
-    def _never(self, workload: Workload) -> GoalStatus | None:
-        """An end that cannot come: only jobs end, and one that has ended does so no other way until it is changed."""
-        other = _OPPOSITE_CONDITION.get(self._type)
-        if other is None:
+    def _impossible(self, workload: Workload) -> GoalStatus | None:
+        """Return a failed status for outcomes that are impossible: only jobs end, and a finished job keeps its outcome."""
+        opposite = _OPPOSITE_CONDITION.get(self._type)
+        if opposite is None:
             return None
         kind = workload.spec.type
         if kind != "job":
-            words = f"it is a {kind}: only jobs become {self._type}"
+            text = f"it is a {kind}; only jobs can become {self._type}"
             return GoalStatus(
-                False, f"is a {kind}", failed=words, cure=f"wait until it stands: remit wait {self.name} --for=ready"
+                False, f"is a {kind}", failed=text, fix=f"wait until it is ready: remit wait {self.name} --for=ready"
             )
-        said = condition_of(workload.status.conditions, other)
-        if said is None or said.status != "True" or said.observed_generation != workload.metadata.generation:
+        condition = condition_of(workload.status.conditions, opposite)
+        if condition is None or condition.status != "True" or condition.observed_generation != workload.metadata.generation:
             return None
-        why = " ".join(part for part in (said.reason, said.message) if part)
-        words = f"it is {said.type}{f' ({why})' if why else ''}, and does not become {self._type} any more"
-        return GoalStatus(False, f"is {said.type}", failed=words, cure=f"see how it went: remit describe {self.name}")
+        reason = " ".join(part for part in (condition.reason, condition.message) if part)
+        text = f"it is {condition.type}{f' ({reason})' if reason else ''} and can no longer become {self._type}"
+        return GoalStatus(False, f"is {condition.type}", failed=text, fix=f"for details: remit describe {self.name}")
 
 
 class PhaseReached:
-    """A replica is in a phase, or a node's health is so."""
+    """A replica or grant is in a phase, or a node has a health."""
 
-    def __init__(self, thing: ObjectRef, tenant: str, shown: str, phase: str) -> None:
-        self.name, self._thing, self._tenant, self._phase = shown, thing, tenant, phase
+    def __init__(self, ref: ObjectRef, tenant: str, display_name: str, phase: str) -> None:
+        self.name, self._ref, self._tenant, self._phase = display_name, ref, tenant, phase
 
-    async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, self._thing, self._tenant)
-        if found is None:
+    async def check(self, api: Api) -> GoalStatus:
+        obj = await _get_or_none(api, self._ref, self._tenant)
+        if obj is None:
             return DELETED
-        if isinstance(found, Node):
-            return GoalStatus(found.status.health.value == self._phase, f"is {found.status.health.value}")
-        status = found.status
+        if isinstance(obj, Node):
+            return GoalStatus(obj.status.health.value == self._phase, f"is {obj.status.health.value}")
+        status = obj.status
         reason = f": {status.reason}" if getattr(status, "reason", "") else ""
         placed = status.phase not in _UNPLACED_PHASES
         return GoalStatus(status.phase.value == self._phase, f"is {status.phase.value}{reason}", placed=placed)
 
 
 class ObjectReady:
-    """A replica is ready or serves; a node takes work."""
+    """A replica is ready or serving; a node is ready and schedulable."""
 
-    def __init__(self, thing: ObjectRef, tenant: str, shown: str) -> None:
-        self.name, self._thing, self._tenant = shown, thing, tenant
+    def __init__(self, ref: ObjectRef, tenant: str, display_name: str) -> None:
+        self.name, self._ref, self._tenant = display_name, ref, tenant
 
-    async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, self._thing, self._tenant)
-        if found is None:
+    async def check(self, api: Api) -> GoalStatus:
+        obj = await _get_or_none(api, self._ref, self._tenant)
+        if obj is None:
             return DELETED
-        if isinstance(found, Node):
-            ready = found.status.health.value == "ready" and not found.spec.unschedulable
-            words = "is cordoned" if found.spec.unschedulable else f"is {found.status.health.value}"
-            return GoalStatus(ready, words)
-        phase, reason = found.status.phase, found.status.reason
-        words = f"is {phase.value}{f': {reason}' if reason else ''}"
-        return GoalStatus(phase in (Phase.READY, Phase.SERVING), words, placed=phase not in _UNPLACED_PHASES)
+        if isinstance(obj, Node):
+            ready = obj.status.health.value == "ready" and not obj.spec.unschedulable
+            text = "is cordoned" if obj.spec.unschedulable else f"is {obj.status.health.value}"
+            return GoalStatus(ready, text)
+        phase, reason = obj.status.phase, obj.status.reason
+        text = f"is {phase.value}{f': {reason}' if reason else ''}"
+        return GoalStatus(phase in (Phase.READY, Phase.SERVING), text, placed=phase not in _UNPLACED_PHASES)
 
 
 class ReplicaSucceeded:
-    """A replica has ended well."""
+    """A replica has finished successfully."""
 
-    def __init__(self, thing: ObjectRef, tenant: str, shown: str) -> None:
-        self.name, self._thing, self._tenant = shown, thing, tenant
+    def __init__(self, ref: ObjectRef, tenant: str, display_name: str) -> None:
+        self.name, self._ref, self._tenant = display_name, ref, tenant
 
-    async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, self._thing, self._tenant)
-        if found is None:
+    async def check(self, api: Api) -> GoalStatus:
+        obj = await _get_or_none(api, self._ref, self._tenant)
+        if obj is None:
             return DELETED
-        status = found.status
-        words = " ".join(part for part in (f"is {status.phase.value}", status.result, status.reason) if part)
+        status = obj.status
+        text = " ".join(part for part in (f"is {status.phase.value}", status.result, status.reason) if part)
         return GoalStatus(
-            status.result == "ok" and status.phase in _TERMINAL_PHASES, words, placed=status.phase not in _UNPLACED_PHASES
+            status.result == "ok" and status.phase in _TERMINAL_PHASES, text, placed=status.phase not in _UNPLACED_PHASES
         )
 
 
 class NodeDrained:
-    """Nothing is left on a node. Says what is, and what holds it."""
+    """A draining node has no replicas left. The status lists the remaining replicas and what blocks them."""
 
     def __init__(self, node: str) -> None:
         self.name, self._node = f"node/{node}", node
 
-    async def look(self, api: Api) -> GoalStatus:
-        found = await _get_or_none(api, ObjectRef("Node", self._node), "")
-        if found is None:
-            return GoalStatus(True, "is gone")
-        if not found.spec.draining:
-            return GoalStatus(False, "", failed="it does not drain any more; somebody has taken that back")
-        here = (await api.list(Replica, tenant="", fields=f"status.node={self._node}")).items
-        left = [one for one in here if one.status.phase not in _OFF_NODE_PHASES]
-        if not left:
+    async def check(self, api: Api) -> GoalStatus:
+        obj = await _get_or_none(api, ObjectRef("Node", self._node), "")
+        if obj is None:
+            return GoalStatus(True, "is deleted")
+        if not obj.spec.draining:
+            return GoalStatus(False, "", failed="the drain was cancelled by `remit uncordon` or a manifest")
+        replicas = (await api.list(Replica, tenant="", fields=f"status.node={self._node}")).items
+        remaining = [one for one in replicas if one.status.phase not in _OFF_NODE_PHASES]
+        if not remaining:
             return GoalStatus(True, "is empty")
-        named = [f"{one.metadata.tenant}/{one.metadata.name} {one.status.phase.value}" for one in left[:NAMED_MAX]]
-        more = f" and {len(left) - NAMED_MAX} more" if len(left) > NAMED_MAX else ""
-        said = condition_of(found.status.conditions, "Drained")
-        held = f"; held: {said.message}" if said is not None and said.message else ""
-        return GoalStatus(False, f"{len(left)} left: {', '.join(named)}{more}{held}")
+        named = [f"{one.metadata.tenant}/{one.metadata.name} {one.status.phase.value}" for one in remaining[:NAMED_MAX]]
+        more_text = f" and {len(remaining) - NAMED_MAX} more" if len(remaining) > NAMED_MAX else ""
+        condition = condition_of(obj.status.conditions, "Drained")
+        finalizers = f"; blocked: {condition.message}" if condition is not None and condition.message else ""
+        return GoalStatus(False, f"{len(remaining)} replicas left: {', '.join(named)}{more_text}{finalizers}")

@@ -80,7 +80,7 @@ def _check_priority_classes(draft: Draft, policy: Policy) -> Refused | None:
             ("defaults.priorityClass", rule.defaults.priority_class),
         ):
             if priority_class and _priority_value(draft, priority_class) is None:
-                detail = f"spec.rules[{number}].{field}: priority class {priority_class} does not exist; declare it first"
+                detail = f"spec.rules[{number}].{field}: priority class {priority_class} does not exist"
                 return refuse(Code.INVALID, detail)
     return None
 
@@ -137,7 +137,7 @@ def check_token(draft: Draft, token: Token, before: Token | None) -> Refused | N
     """
     spec, name = token.spec, token.metadata.name
     if spec.tenant and draft.lookup(key_of("Tenant", spec.tenant)) is None:
-        return refuse(Code.NOT_FOUND, f"spec.tenant: tenant {spec.tenant} does not exist; declare it first")
+        return refuse(Code.NOT_FOUND, f"spec.tenant: tenant {spec.tenant} does not exist")
     if before is None:
         if len(draft.keys(_TOKENS)) >= TOKENS_MAX:
             return refuse(Code.LIMIT, f"the scope has reached its limit of {TOKENS_MAX} tokens; delete expired or revoked ones")

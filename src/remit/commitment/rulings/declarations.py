@@ -223,7 +223,7 @@ def _check_agent_node(draft: Draft, node: Node, before: Node | None) -> Refused 
 def _check_tenant_exists(draft: Draft, tenant: str, *, new: bool) -> Refused | None:
     entry = draft.lookup(key_of("Tenant", tenant))
     if entry is None:
-        return refuse(Code.NOT_FOUND, f"metadata.tenant: tenant {tenant} does not exist; declare it first")
+        return refuse(Code.NOT_FOUND, f"metadata.tenant: tenant {tenant} does not exist")
     if new and entry[0].metadata.deleting:
         return refuse(Code.DELETING, f"metadata.tenant: tenant {tenant} is being deleted and accepts no new objects")
     return None
@@ -258,9 +258,7 @@ def _check_policy_home(draft: Draft) -> Refused | None:
 def _check_workload(draft: Draft, operation: Operation, workload: Workload, before: Workload | None) -> Refused | None:
     spec, meta = workload.spec, workload.metadata
     if spec.priority_class and draft.lookup(key_of("PriorityClass", spec.priority_class)) is None:
-        return refuse(
-            Code.NOT_FOUND, f"spec.priorityClass: priority class {spec.priority_class} does not exist; declare it first"
-        )
+        return refuse(Code.NOT_FOUND, f"spec.priorityClass: priority class {spec.priority_class} does not exist")
     # Only these fields can contain requirements that no node could ever satisfy.
     if spec.template.devices or spec.placement != _ANYWHERE:
         try:
@@ -403,7 +401,7 @@ def resolve_owners(draft: Draft, obj: AnyObject, before: Any) -> tuple[Owner, ..
         uid = _uid_of(draft, owner, meta.tenant)
         if uid is None or owner.uid not in ("", uid):
             which = f" with uid {owner.uid}" if owner.uid else ""
-            return refuse(Code.INVALID, f"metadata.owners: {owner.kind} {owner.name}{which} does not exist; declare it first")
+            return refuse(Code.INVALID, f"metadata.owners: {owner.kind} {owner.name}{which} does not exist")
         owners.append(replace(owner, uid=uid))
     return tuple(owners)
 

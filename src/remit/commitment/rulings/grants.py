@@ -253,9 +253,7 @@ def close(draft: Draft, operation: Operation, claim: Close) -> int | Refused:
     return grant.status.report
 
 
-@ruling(
-    Credit, BUDGET_ROLES, Coordination.HARD, "a restored holder is not offered again what it reported back before its restore"
-)
+@ruling(Credit, BUDGET_ROLES, Coordination.HARD, "what a holder returned before it was restored is not granted to it again")
 def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
     """Take back what the holder returned. Reports are ordered by (epoch, report): the later wins, in any order of arrival."""
     grant = _find_issued(draft, claim.name, allow_closed=True)
@@ -277,7 +275,7 @@ def credit(draft: Draft, operation: Operation, claim: Credit) -> int | Refused:
     if not claim.remaining <= remaining:
         return refuse(
             Code.INVALID,
-            f"remaining: {claim.remaining} is more than {remaining}, all that is outstanding of grant {claim.name}",
+            f"remaining: {claim.remaining} exceeds the outstanding amount {remaining} of grant {claim.name}",
         )
     status = replace(
         grant.status,

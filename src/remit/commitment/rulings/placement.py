@@ -305,7 +305,7 @@ def _place_pending(
             "yet",
         )
     if not requirements.placeable:
-        return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted; {claim.replica} is not placed")
+        return refuse(Code.DELETING, f"workload {replica.spec.workload} is being deleted; no replica of it is placed")
     if requirements.policy_deadline is not None and not _is_before(draft, requirements.policy_deadline):
         return refuse(
             Code.POLICY_LAPSED,

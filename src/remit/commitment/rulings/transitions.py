@@ -206,7 +206,7 @@ def _check_attempts_left(draft: Draft, operation: Operation, claim: Move, replic
     owner = draft.lookup(key_of("Workload", replica.spec.workload, replica.metadata.tenant))
     if owner is None or owner[0].metadata.deleting:
         return refuse(
-            Code.DELETING, f"workload {replica.spec.workload} is being deleted or is gone; {claim.replica} gets no new attempt"
+            Code.DELETING, f"workload {replica.spec.workload} is being deleted or is gone; its replicas get no new attempt"
         )
     spec: WorkloadSpec = owner[0].spec
     if spec.type == "job" and replica.status.failures > spec.retries:

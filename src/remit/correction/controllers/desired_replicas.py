@@ -1,9 +1,9 @@
 """Desired replicas of a workload compared with the actual ones, shared by the workload, repair and rollout controllers.
 
 From a workload's spec and its replicas it derives which replicas to create, retry, end and forget. The workload controller
-creates and ends replicas, the repair controller retries released ones. Both ask here, so that neither creates what the other
-is about to bring back. `DaemonNodes` finds the nodes of daemons by the scheduler's own rules, ignoring free capacity. Writes
-nothing and reads no clock.
+creates and ends replicas, the repair controller retries released ones. Both use this module, so that neither creates what the
+other is about to bring back. `DaemonNodes` finds the nodes of daemons by the scheduler's own rules, ignoring free capacity.
+Writes nothing and reads no clock.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ class DesiredReplicas:
         return node.status.health is NodeHealth.READY and not node.spec.draining
 
     def _daemon_diff(self, workload: Workload, members: Sequence[CachedRow]) -> ReplicaDiff:
-        """One replica on each suitable node. Replicas on unsuitable nodes are removed, and so are pending ones without a node
-        left.
+        """One replica on each suitable node. Replicas on unsuitable nodes are removed, and so are pending ones for which
+        no suitable node is left.
         """
         nodes = self.daemon_nodes.nodes_for(workload)
         live = [row for row in members if row.obj.status.phase is not P.RELEASED]

@@ -1,4 +1,4 @@
-"""Node drain within disruption budgets, and the list of evictions in flight that drains and rollouts share.
+"""Node drain and eviction within `minAvailable`, and the list of evictions in flight that drains and rollouts share.
 
 Drains and rollouts both remove replicas that a workload can spare. Two of them deciding at the same moment could each take
 the last spare replica. So a replica that was asked to leave, and is not yet seen to change, counts as gone for both.

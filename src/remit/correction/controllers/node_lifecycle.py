@@ -1,6 +1,6 @@
 """Node controller: suspect and unknown marks, eviction after the fence, NoExecute taints.
 
-Each signal decides only what its uncertainty allows. A few missed heartbeats stop new placement (suspect). More make the
+The longer a node is silent, the stronger the action. A few missed heartbeats stop new placement (suspect). More make the
 node and its replicas unknown. Only after a workload's fence, which the node's own agent enforces too, is a replica given up
 as lost. The authority measures the silence itself and refuses requests that come too early, so none is sent before its time.
 

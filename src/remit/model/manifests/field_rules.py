@@ -174,10 +174,10 @@ class FieldRules:
             first = itertools.islice(metadata.fields, 64)
             misspelt = any(ALIASES.get(key) == "tenant" or closest_name(key, ("tenant",)) for key in first if key != "tenant")
             if not misspelt:
-                cure = "add tenant: and the name of the tenant it belongs to"
-                self._add(metadata, ("metadata", "tenant"), f"is missing: {an(self._kind)} belongs to a tenant", cure)
+                cure = "add `tenant: NAME`"
+                self._add(metadata, ("metadata", "tenant"), f"is required for {an(self._kind)}", cure)
         if self._kind not in objects.TENANTED and "tenant" in metadata.fields:
-            message = f"{an(self._kind)} belongs to no tenant"
+            message = f"{an(self._kind)} does not belong to a tenant"
             self._problems.add(metadata.fields["tenant"].position, ("metadata", "tenant"), message, "remove it")
         if self._system:
             return

@@ -114,7 +114,9 @@ class EndpointItem(ApiType, frozen=True, kw_only=True):
 
 
 class DeleteAnswer(ApiType, frozen=True, kw_only=True):
-    """Result of a delete. `deleted`: the object is gone. `marked`: it will be removed after its finalizers and replicas."""
+    """Result of a delete. `deleted`: the object is gone. `marked`: it will be removed once its finalizers and replicas are
+    gone.
+    """
 
     kind: str
     name: str
@@ -205,7 +207,7 @@ class IdleLease(ApiType, frozen=True, kw_only=True):
     lease: str
     part: str
     silent_ms: Natural | None = None
-    """Time since the last renewal, at least. None: the lease has no holder."""
+    """Lower bound of the time since the last renewal. None: the lease has no holder."""
     why: str = ""
     cure: str = ""
 

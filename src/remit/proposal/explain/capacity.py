@@ -357,13 +357,13 @@ def _capacity_limit(request: _CapacityRequest, hard: HardFit, free: Placements) 
 
 
 def _remedies(trial: Trial, source: QuotaSource, count: int) -> Iterable[Remedy]:
-    """Changes that would allow replica number `wanted`: more quota, more capacity, or both."""
+    """Changes that would allow `count` replicas: more quota, more capacity, or both."""
     if source.ledger is None or source.unusable is not None:
         return
     quota_left, charge = Amount(source.ledger.free), trial.setting.requirements.charge
 
     def quota(less: Amount) -> tuple[Change, ...]:
-        """The missing quota if each replica requests `less` less."""
+        """The missing quota if the requests of each replica were reduced by `less`."""
         missing = ((charge - less) * count).excess_over(quota_left)
         return (Change("quota", source.name, missing),) if missing else ()
 

@@ -1,7 +1,7 @@
 """Fragmentation-aware score and device choice.
 
-The score learns which shapes of device requests arrive, what a partly free device is worth to them, and what a node is good
-for (all in fragmentation_model.py). A node is rated by how little is lost there:
+The score learns which shapes of device requests arrive, what a partly free device is worth to them, and what the free
+capacity of a node is worth to them (all in fragmentation_model.py). A node is rated by how little is lost there:
 
     score = potential after - potential before - PRICE * worth lost on the shared device - TIE * capacity that stays free
 
@@ -32,13 +32,13 @@ PRICE: Final = 1e5
 """Large enough that lost worth is compared first; the potential decides between nodes where equally much is lost."""
 TIE: Final = 0.1
 RANGE: Final = float(1 << 23)
-"""More than one replica can lose on a node with dozens of devices; maps losses to scores from 1 (no loss) down to 0."""
+"""Exceeds the largest loss of one replica on a node with dozens of devices. Maps losses to scores from 1 (no loss) to 0."""
 SHAPES_WEIGHED_MAX: Final = 128
 CELLS_MAX: Final = 1 << 22
-"""Rows times shapes to keep; on very many nodes fewer shapes are considered."""
+"""Maximum number of rows times shapes in memory. With very many nodes, fewer shapes are considered."""
 WEIGH_INTERVAL: Final = 500
-"""Arrivals between two recalculations of the weights. At first after half as many again; on many nodes less often, since all
-nodes must be scored again.
+"""Arrivals between two recalculations of the weights. The first ones come sooner, whenever arrivals have grown by half. With
+many nodes the interval is longer, because all nodes must be scored again.
 """
 PRICE_ARRIVALS_MIN: Final = 20
 PRICE_INTERVAL_MAX: Final = 16_384

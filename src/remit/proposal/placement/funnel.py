@@ -92,11 +92,11 @@ def funnel(kernel: Kernel, work_class: WorkClass) -> Funnel:
 
 
 def rejection_text(node_funnel: Funnel, requirements: Requirements) -> str:
-    """How many nodes fit, and why the last ones were rejected: `0 of 3 nodes fit; 2 rejected last: no free gpu`."""
+    """How many nodes fit, and why the others do not: `0 of 3 nodes fit: 1 not ready, 2 no free gpu`."""
     if not node_funnel.nodes:
         return "the cluster has no nodes"
-    fit_text, step = f"{node_funnel.fits} of {node_funnel.nodes} nodes fit", node_funnel.dominant
-    return fit_text if step is None else f"{fit_text}; {step.refused} rejected last: {_rejection(step.filter, requirements)}"
+    rejections = ", ".join(f"{step.refused} {_rejection(step.filter, requirements)}" for step in node_funnel.steps)
+    return f"{node_funnel.fits} of {node_funnel.nodes} nodes fit" + (f": {rejections}" if rejections else "")
 
 
 def _rejection(filter_: Filter, requirements: Requirements) -> str:

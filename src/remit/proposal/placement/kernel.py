@@ -101,7 +101,7 @@ class Kernel:
     def class_for(self, key: Hashable, requirements: Requirements, **overridden: Any) -> WorkClass:
         """Returns the cached class of this key, created on first use.
 
-        A different requirements object under the same key (compared by identity) replaces the class. `steered` are fields of
+        A different requirements object under the same key (compared by identity) replaces the class. `overridden` are fields of
         the requirements set by overrides or hints rather than by the workload.
         """
         work_class = self._classes.pop(key, None)

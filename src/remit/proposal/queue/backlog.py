@@ -143,7 +143,7 @@ _DOUBLINGS_MAX: Final = 20
 _SLACK: Final = 64
 
 Jitter = Callable[[int], int]
-"""Returns a random number from 0 up to and including the limit, as `Chance.uniform_ms`."""
+"""Returns a random number from 0 up to and including the limit, as `Randomness.jitter_ms` does."""
 
 
 class ReasonCount(NamedTuple):

@@ -48,7 +48,7 @@ class _EventHistory:
 class UnblockHistory:
     def __init__(self, events_max: int = EVENTS_MAX, predicates_max: int = PREDICATES_MAX) -> None:
         if min(events_max, predicates_max) < 1:
-            raise ValueError(f"the limits must be at least 1: cures_max={events_max}, partly_max={predicates_max}")
+            raise ValueError(f"the limits must be at least 1: events_max={events_max}, predicates_max={predicates_max}")
         self._events_max, self._predicates_max = events_max, predicates_max
         self._events: OrderedDict[UnblockKey, _EventHistory] = OrderedDict()
         self.dropped_version = -1

@@ -32,7 +32,7 @@ _SEND_TOKEN: Final = "send the header Authorization: Bearer TOKEN, with a token 
 
 
 class TokenIndex:
-    """All tokens of a scope, indexed by digest. Satisfies `observation.watch_cache.Listener`."""
+    """All tokens of a scope, indexed by digest. Satisfies `observation.watch_cache.CacheListener`."""
 
     def __init__(self, watch_cache: WatchCache, clock: Clock) -> None:
         self._watch_cache, self._clock = watch_cache, clock

@@ -99,7 +99,7 @@ class SealingKeys:
 
     @property
     def primary_id(self) -> str:
-        """The id of the key that seals."""
+        """Id of the key that new values are sealed with."""
         return self.keys[0].id
 
     def seal(self, name: str, field: str, value: str) -> str:

@@ -1,4 +1,4 @@
-"""Audit log: every human action and every refusal.
+"""Audit log: every action of a user and every refusal.
 
 Every action of a user is written before it is answered, and so is every refusal of any caller. Repeated refusals are one
 entry with a count, so that a flood does not fill the disk. The log is kept for months, for people who must account for what

@@ -85,7 +85,7 @@ def workload_explanation(
     rules: PlacementInputs,
     node: str = "",
 ) -> WorkloadExplanation:
-    """Explain a workload. Raises `NoNode` as `explain_workload` does."""
+    """Explain a workload. Raises `NodeNotFound` as `explain_workload` does."""
     records = written.about(tenant, replica_names(view.replicas.slots, tenant, name), f"{name}-")
     return explain_workload(view, declared, tenant, name, records, rules, node)
 
@@ -93,7 +93,7 @@ def workload_explanation(
 def replica_explanation(
     view: SchedulerView, replica: Replica, revision: int, written: StoredHistory, rules: PlacementInputs, node: str = ""
 ) -> ReplicaExplanation:
-    """Explain a replica. Raises `NoNode` as `explain_replica` does."""
+    """Explain a replica. Raises `NodeNotFound` as `explain_replica` does."""
     meta = replica.metadata
     records = written.about(meta.tenant, frozenset({meta.name}), meta.name)
     return explain_replica(view, replica, revision, records, rules, node)

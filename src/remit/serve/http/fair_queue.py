@@ -1,4 +1,4 @@
-"""Fair queuing of API requests per tenant (deficit round robin), request cost, token buckets.
+"""Rate limits of API requests: token buckets, request cost, and fair queuing per tenant (deficit round robin).
 
 Every request belongs to a **flow**: the tenant of the caller, or the caller itself if it has no tenant. Three limits protect
 other flows from one that sends too much. Each answers 429 with Retry-After:

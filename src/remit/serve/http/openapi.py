@@ -204,7 +204,7 @@ class _ApiSchemaWriter(_SharedSchemaWriter):
             )
             self.schema_of(
                 objects.KINDS[kind]
-            )  # defines the types of the fields, under the names that the kind has when it is read
+            )  # also define the schemas of the field types, which the schema of the manifest refers to
         return {"$ref": f"{SCHEMAS_PATH}{name}"}
 
     def _any_manifest(self) -> dict[str, Any]:

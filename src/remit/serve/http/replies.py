@@ -39,7 +39,7 @@ REFUSAL_STATUSES: Final[dict[Code, int]] = {
 
 
 _FIELD: Final = re.compile(r"((?:metadata|spec|kind)[^ :]{0,200}): ")
-"""How a detail of the authority begins that is about one field."""
+"""Matches the beginning of a refusal detail that concerns one field."""
 
 
 class ApiProblem(Exception):
@@ -130,7 +130,7 @@ def refusal_problem(verdict: Refused, *, conditional: bool = False) -> ApiProble
 def unanswered_problem(error: RetriesExhausted, operation: str = "") -> ApiProblem:
     """Return the problem for a claim without an answer. `operation` is the id to retry under."""
     if error.outcome_unknown:
-        cure = f"it may have been done: retry with the same {OPERATION_HEADER}, which never does it twice"
+        cure = f"it may have been applied: retry with the same {OPERATION_HEADER}; it is never applied twice"
         headers = {OPERATION_HEADER: operation} if operation else None
         return ApiProblem(504, "timeout", error.reason, cure=cure, headers=headers)
     return unavailable(error.reason)
@@ -151,7 +151,7 @@ def endpoint_problem(error: EndpointError) -> ApiProblem:
         case NotLeader():
             return unavailable(error.reason or f"no leader is available{f'; try {error.hint}' if error.hint else ''}")
         case _:
-            cure = "it may have been done: retry with the same operation ids, which never does it twice"
+            cure = "it may have been applied: retry with the same operation ids; none is applied twice"
             return ApiProblem(504, "timeout", error.reason or "the authority did not answer", cure=cure)
 
 

@@ -19,9 +19,9 @@ from remit.world.structured_log import LogLevel, StructuredLog
 
 SLOW_S: Final = 1.0
 EXPECTED_STATUSES: Final = frozenset((404, 410))
-"""Not worth logging at info: lookups of objects that may not exist, and watches that start too far back."""
+"""Logged only at debug: lookups of objects that may not exist, and watches that start too far back."""
 PROBE_ROUTES: Final = frozenset(("getHealth", "getReadiness"))
-"""Called repeatedly for as long as they fail."""
+"""Health probes: called repeatedly while they fail, so they are logged only at debug."""
 
 
 class AccessLine:
@@ -43,7 +43,7 @@ class AccessLog:
         self.logs_all = log.is_enabled("debug")
 
     def should_log(self, status: int, duration_s: float, *, streams: bool) -> bool:
-        """Return whether a request may be worth a line."""
+        """Return whether a request may have to be logged. `write` decides by route and level."""
         return self.logs_all or status >= 400 or (duration_s > SLOW_S and not streams)
 
     def write(self, line: AccessLine) -> None:

@@ -21,7 +21,7 @@ _HAS_RUN: Final = (Phase.RUNNING, Phase.FINISHED)
 
 
 class LifecycleMetrics:
-    """Times replicas from pending to bound, running and ready. Satisfies `observation.watch_cache.Listener`."""
+    """Times replicas from pending to bound, running and ready. Satisfies `observation.watch_cache.CacheListener`."""
 
     def __init__(self, watch_cache: WatchCache, clock: Clock) -> None:
         self._clock = clock

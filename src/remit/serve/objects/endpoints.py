@@ -47,7 +47,7 @@ class _LoggedChange(NamedTuple):
 
 
 class EndpointIndex:
-    """The endpoints of a scope. Satisfies `observation.watch_cache.Listener`."""
+    """The endpoints of a scope. Satisfies `observation.watch_cache.CacheListener`."""
 
     def __init__(self, watch_cache: WatchCache, clock: Clock) -> None:
         self._watch_cache, self._clock = watch_cache, clock

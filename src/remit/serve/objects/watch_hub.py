@@ -59,7 +59,7 @@ class ChangeBatch:
     def __init__(self, changes: dict[str, tuple[Any, ObjectChange]]) -> None:
         self.changes = changes
         self.first_revision = min((change.revision for _, change in changes.values()), default=0)
-        """No change in the batch has an earlier revision."""
+        """Lowest revision of the changes in the batch."""
         self._encoded, self._encoded_until = b"", -1
 
     def encode(self, until: int) -> bytes:
@@ -120,8 +120,8 @@ def merge_change(changes: dict[str, tuple[Any, ObjectChange]], change: ObjectCha
 
 
 class WatchHub:
-    """Distributes changes of a watch cache by key prefix. Satisfies `observation.watch_cache.Listener`; costs little without
-    watches.
+    """Distributes changes of a watch cache by key prefix. Satisfies `observation.watch_cache.CacheListener`; costs little
+    without watches.
     """
 
     def __init__(self, watch_cache: WatchCache) -> None:

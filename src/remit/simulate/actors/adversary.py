@@ -418,7 +418,7 @@ class Adversary(LimitAdversary):
         await self.bind("plain", grant=name)
 
     async def void_peer_messages(self) -> None:
-        """Peer messages between scopes that are not the two that deal with each other."""
+        """Send peer messages with incarnations that this scope and its peer never had."""
         spec = GrantSpec(holder=NOWHERE, issuer=NOWHERE, amount=SMALL_AMOUNT, ttl=Duration(1_000))
         await self.send(Role.BUDGETS, Accept(f"{NAME}-letter", spec, 1, 0, "a", "b"), ConfirmHoldings(NOWHERE, 1, {}, "a", "b"))
 

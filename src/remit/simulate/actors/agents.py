@@ -139,7 +139,7 @@ class HintReporter:
         self.users, self.context, self.view = users, users.context, users.context.view
         self.rng = users.context.world.randomness.stream(random_streams.FALSE_HINTS)
         self._closed_until: dict[str, int] = {}
-        """Until when each recommended node stays closed."""
+        """Time at which each node that was recommended and then closed is opened again."""
         self._count = 0
 
     async def run(self) -> None:
@@ -169,7 +169,7 @@ class HintReporter:
             await self._report(node, counts)
 
     async def _recommend_and_close(self) -> None:
-        """Recommend a node and close it: the hint was true when it was reported."""
+        """Recommend a node, then close it: the hint was correct when it was reported, and is wrong when it is used."""
         ready = [node for node in self._nodes() if node.metadata.name not in self._closed_until and _accepts_work(node)]
         if len(ready) < 2:
             return

@@ -141,7 +141,7 @@ class ClientObserver(Protocol):
 
 
 class RunTiming:
-    """Time constants of a run. DESIGN states them for a heartbeat interval of 2 s; they scale with the interval."""
+    """Time constants of a run, written independently of law/timing.py. They scale with the heartbeat interval."""
 
     def __init__(self, heartbeat_ms: int = 2_000) -> None:
         self.heartbeat_ms = heartbeat_ms

@@ -56,7 +56,7 @@ TENANTS = ("acme", "beta")
 SETTINGS = "settings"
 URGENT = "urgent"
 NODE_CPUS: Final = 4
-"""CPUs of a node, see `node_named`."""
+"""CPUs of a node, see `agents.make_node`."""
 
 WORKLOAD_KINDS: Final = {
     "job": "ends by itself, sometimes with an error",
@@ -266,7 +266,9 @@ class Users:
     # -- workloads -------------------------------------------------------------------------------------------------------
 
     def workload_name(self, kind: str, ahead: int = 0) -> str:
-        """Name of the last submitted workload if it was of this kind, or of the one that comes `ahead` submissions later."""
+        """Return the name of the last submitted workload, or of the one submitted `ahead` workloads later. Names contain the
+        kind: the name is right only if that workload is of this kind.
+        """
         number = self.submitted + ahead
         return f"{kind}-{number}" if self._client_number == "1" else f"{kind}-{self._client_number}-{number}"
 

@@ -1,4 +1,4 @@
-"""Safety: answers against history, cited evidence, monotonic observers.
+"""Safety: no acknowledged write is lost, cited evidence was true, and no observer goes back.
 
 Latency of answers is checked in liveness_checks.py, age of evidence in transition_checks.py.
 

@@ -58,7 +58,9 @@ class Core(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """The bounds of FAULTS.md section 2. `pace` scales all of them for scenarios with a heartbeat longer than two seconds."""
+    """The bounds of the liveness properties (docs/faults.md). `pace` scales all of them for scenarios with a heartbeat longer
+    than two seconds.
+    """
 
     pace: float = 1.0
     bound_ms: int = 60_000
@@ -133,7 +135,9 @@ class Liveness:
         """Scheduling attempts, by scope."""
 
     def heal(self, core: Core) -> None:
-        """Set the healthy core. It may be set again, when no more new work is requested."""
+        """Set the healthy core, from which on liveness is checked. It is set again, with `calm`, once users request no more
+        work.
+        """
         if core.calm:
             self._close_delays()
         else:
@@ -349,7 +353,7 @@ def orphans_end(live: Liveness, history: History, core: Core) -> Iterator[Waitin
 
 @liveness_check("L10")
 def what_is_said_to_run_runs(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
-    """Rows and running processes agree on healthy nodes before long."""
+    """On a healthy node, every replica in a running phase has a process after a bounded time."""
     nodes = core.nodes.get(history.scope, frozenset())
     for key, replica in history.replicas("running", "ready", "serving"):
         status = replica.get("status", {})

@@ -1,4 +1,4 @@
-"""Safety: what ran, when, and was it ordered.
+"""Safety: processes run only as the committed rows order, and one copy at a time.
 
 Based on the records of the simulated machines' process runners; reports of agents are not used.
 """

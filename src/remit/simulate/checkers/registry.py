@@ -18,7 +18,7 @@ UNDECIDED: Final = "?"
 
 
 class Violation(NamedTuple):
-    """`check` is the name of the check function; `property` is the id of the property in FAULTS.md or DESIGN.md."""
+    """`check` is the name of the check function; `property` is the id of the property in docs/faults.md."""
 
     check: str
     property: str

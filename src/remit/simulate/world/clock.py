@@ -176,7 +176,7 @@ def _run_call(call: _OffloadedCall, alive: Callable[[], bool]) -> None:
     try:
         result = call.work()
     except (KeyboardInterrupt, SystemExit):
-        raise  # these concern the simulator itself, not the simulated work
+        raise  # end the simulator itself; they are no failure of the simulated work
     except BaseException as error:  # noqa: BLE001 - any exception is passed to the waiter
         _fail_call(call.future, error, alive)
     else:

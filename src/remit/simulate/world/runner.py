@@ -326,7 +326,7 @@ PORTS: Final = range(20_000, 60_000)
 
 
 class SimHost:
-    """Simulated counterpart of `world.host.ThisHost`. All machines have the same CPU and memory."""
+    """Simulated counterpart of `world.host.LocalHost`. All machines have the same CPU and memory."""
 
     def __init__(self, name: str, clock: Clock) -> None:
         self._name, self._clock = name, clock

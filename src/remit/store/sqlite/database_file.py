@@ -1,4 +1,4 @@
-"""SQLite schema, reads, writes; blocking.
+"""SQLite schema, WAL and fsync settings, reads, writes; blocking.
 
 store.py calls this from one thread at a time; maintenance.py does indexing and compaction.
 

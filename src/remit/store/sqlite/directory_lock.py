@@ -45,7 +45,9 @@ class DirectoryLock:
             raise
 
     def _lock(self, path: Path) -> bool:
-        """Open and lock the file. Returns False if its creator has removed it meanwhile: a lock on it would exclude nobody."""
+        """Open and lock the file. Returns False if its creator has removed it meanwhile: a lock on it would exclude no other
+        process.
+        """
         created = True
         try:
             self._fd = os.open(path, _OPEN_FLAGS | os.O_EXCL, PRIVATE_FILE)

@@ -211,7 +211,7 @@ class SqliteStore:
     def _next_group(self) -> list[_PendingCommit]:
         """Take waiting commits up to a bound: an unbounded group would make its first member wait for its last.
 
-        Commits whose caller was cancelled while waiting are skipped: their result would reach nobody.
+        Commits whose caller was cancelled while waiting are skipped: no caller would receive their result.
         """
         group: list[_PendingCommit] = []
         rows = size = 0

@@ -98,8 +98,8 @@ class ArtifactFetcher(Protocol):
     ) -> UnpackResult:
         """Unpack a tar or zip archive into the directory `into`, created if absent; the files are owned by `user`.
 
-        Raises `NotUnpacked` if an entry would be outside of `below`, or is anything but a file, a directory or a link
-        inside. Some entries may have been unpacked by then.
+        Raises `NotUnpacked` if an entry would be outside of `below`, or is not a file, a directory, or a link
+        to a path inside `below`. Some entries may have been unpacked by then.
         """
         ...
 

@@ -33,7 +33,7 @@ CALLS_MAX: Final = 1_024
 CALLS_BYTES_MAX: Final = 256 << 20
 CONNECTIONS_MAX: Final = 1_024
 CLOSE_MS: Final = 1_000
-"""How long running requests may take after shutdown began."""
+"""Maximum duration of running requests after the start of a shutdown."""
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ PARENT: Final = "remit"
 CONTROLLERS: Final = ("cpu", "cpuacct", "memory", "pids")
 _PROCS_FILE: Final = "cgroup.procs"
 _LINKS_OF_LEAF: Final = 2
-"""Link count of a directory without subdirectories: its name and its dot."""
+"""Link count of a directory without subdirectories: its entry in the parent directory, and its own `.` entry."""
 _READ_BYTES: Final = 1 << 16
 _SHARES_MIN, _SHARES_MAX = 2, 262_144
 _GONE_ERRORS: Final = (errno.ENOENT, errno.ENODEV)

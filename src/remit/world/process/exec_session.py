@@ -89,10 +89,10 @@ _EOF_KEY: Final = b"\x04"
 
 _STEP_ERRORS: Final = {
     "join": ("the process to run next to has ended", "check that the replica runs, then retry"),
-    "namespaces": ("the sandbox cannot be session", "run the agent as root, or as the user of the replica"),
+    "namespaces": ("the sandbox cannot be joined", "run the agent as root, or as the user of the replica"),
     "user": ("cannot switch to its user", "run the agent as root, or leave `user` out"),
     "terminal": ("no terminal is available", "run the command without a terminal, or check the node's system log"),
-    "directory": ("its working directory cannot be session", "check that the directory still exists"),
+    "directory": ("its working directory cannot be entered", "check that the directory still exists"),
 }
 
 

@@ -152,9 +152,9 @@ _PRIVATE: Final = (Path("/tmp"), Path("/dev"), Path("/proc"))  # noqa: S108 - ea
 
 
 def bubblewrap_args(spec: ProcessSpec, program: str, *, other: bool = False) -> tuple[str, ...]:
-    """Return the bubblewrap arguments that run `order.argv`.
+    """Return the bubblewrap arguments that run `spec.argv`.
 
-    The sandbox sees the host, or the spec's own root, read-only; it can write to `order.writable`, to writable mounts, and
+    The sandbox sees the host, or the spec's own root, read-only; it can write to `spec.writable`, to writable mounts, and
     to its own /tmp. It has its own pid namespace, so that all its processes end with it, and shares the host's network.
     `other`: it runs as another user, who can neither see nor mount over anything below a directory that is closed to others.
     """
@@ -200,7 +200,7 @@ def _bind_root(root: Path) -> list[str]:
 
 
 def host_directory(spec: ProcessSpec) -> Path | None:
-    """Return the directory to start bubblewrap in: with its own root, `directory` exists only inside."""
+    """Return the directory to start bubblewrap in. With a root of its own, `directory` exists only inside the sandbox."""
     return spec.directory if spec.root is None else Path("/")
 
 

@@ -19,7 +19,7 @@ from remit.world.interfaces import NotStarted
 
 PROGRAM: Final = Path(__file__).with_name("reaper_main.py")
 UNREGISTERED_MAX: Final = 16
-"""Number of removed groups that are reported at the latest; so many fit into one write to a pipe."""
+"""With this many removed groups unreported, they are reported at once. That many fit into one write to a pipe."""
 RESTART_S: Final = 0.2
 """Pause before a reaper that has ended is restarted, in case it ends at once every time."""
 

@@ -1,4 +1,4 @@
-"""What can be waited for, and how is it told?"""
+"""Tests of the goals and messages of `remit wait`."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from remit.model.records import Replica, ReplicaSpec
 
 FAILED = Condition(type="Failed", status="True", reason="RetriesExhausted", observed_generation=1)
 COMPLETE = Condition(type="Complete", status="True", reason="Done", observed_generation=1)
-PATIENCE_S = 20
-"""Long before a wait of a minute would be over."""
+TEST_TIMEOUT_S = 20
+"""Shorter than the default timeout of a wait."""
 
 
 class Server:
-    """One that has one workload, which stands as it is told; after `looks` it is gone."""
+    """Fake server with one workload that has the given conditions, and that is deleted after `reads` reads."""
 
-    def __init__(self, *said: Condition, kind: Any = "job", looks: int = 1_000) -> None:
-        self._said, self._kind, self._looks = said, kind, looks
+    def __init__(self, *condition: Condition, kind: Any = "job", reads: int = 1_000) -> None:
+        self._conditions, self._kind, self._reads = condition, kind, reads
 
     async def get(self, kind: type, name: str, *, tenant: str) -> Workload | Replica:
-        self._looks -= 1
-        if self._looks < 0:
+        self._reads -= 1
+        if self._reads < 0:
             raise ApiError(404, "NotFound")
         if kind is Replica:
             return Replica(metadata=RecordMetadata(name=name, tenant=tenant), spec=ReplicaSpec("nightly", 1))
@@ -38,56 +38,56 @@ class Server:
         return Workload(
             metadata=Metadata(name=name, tenant=tenant, generation=1),
             spec=WorkloadSpec(type=self._kind, template=Template(command=("true",))),
-            status=WorkloadStatus(self._said),
+            status=WorkloadStatus(self._conditions),
         )
 
 
-def waits(monkeypatch: pytest.MonkeyPatch, server: Server, *words: str) -> Result:
-    def ask(asked: Any, doing: Any) -> None:
-        del asked
-        asyncio.run(asyncio.wait_for(doing(server), PATIENCE_S))
+def run_wait(monkeypatch: pytest.MonkeyPatch, server: Server, *args: str) -> Result:
+    def call_server(context: Any, operation: Any) -> None:
+        del context
+        asyncio.run(asyncio.wait_for(operation(server), TEST_TIMEOUT_S))
 
-    monkeypatch.setattr(wait, "ask", ask)
-    env = {"REMIT_TOKEN": "a-members-token-that-nobody-reads"}
-    return CliRunner().invoke(remit, ["wait", "--server", "http://127.0.0.1:7420", *words], prog_name="remit", env=env)
+    monkeypatch.setattr(wait, "call_server", call_server)
+    env = {"REMIT_TOKEN": "token-of-a-member-unused"}
+    return CliRunner().invoke(remit, ["wait", "--server", "http://127.0.0.1:7420", *args], prog_name="remit", env=env)
 
 
-def test_that_a_job_has_failed_can_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = waits(monkeypatch, Server(FAILED), "workload/nightly", "--for", "failed")
-    assert (done.exit_code, done.stdout) == (0, "workload/nightly has failed\n"), done.output
-    still = waits(monkeypatch, Server(), "workload/nightly", "--for=failed", "--timeout", "1ms")
-    assert still.exit_code == 1 and "nothing is said of Failed yet" in still.stderr
-    other = waits(monkeypatch, Server(), "replica/nightly-0", "--for=failed")
-    assert other.exit_code == 2 and "--for=phase=failed" in other.stderr
+def test_wait_for_failed_succeeds_for_a_failed_job_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_wait(monkeypatch, Server(FAILED), "workload/nightly", "--for", "failed")
+    assert (result.exit_code, result.stdout) == (0, "workload/nightly has failed\n"), result.output
+    pending = run_wait(monkeypatch, Server(), "workload/nightly", "--for=failed", "--timeout", "1ms")
+    assert pending.exit_code == 1 and "has no condition Failed yet" in pending.stderr
+    usage_error = run_wait(monkeypatch, Server(), "replica/nightly-0", "--for=failed")
+    assert usage_error.exit_code == 2 and "--for=phase=failed" in usage_error.stderr
 
 
 @pytest.mark.parametrize(
-    ("said", "goal", "told"),
+    ("condition", "goal", "message"),
     [
-        (COMPLETE, "failed", "it is Complete (Done), and does not become Failed any more"),
-        (COMPLETE, "condition=Failed", "it is Complete (Done), and does not become Failed any more"),
-        (FAILED, "condition=Complete", "it is Failed (RetriesExhausted), and does not become Complete any more"),
+        (COMPLETE, "failed", "it is Complete (Done) and can no longer become Failed"),
+        (COMPLETE, "condition=Failed", "it is Complete (Done) and can no longer become Failed"),
+        (FAILED, "condition=Complete", "it is Failed (RetriesExhausted) and can no longer become Complete"),
     ],
 )
-def test_a_job_that_has_ended_is_not_waited_for_to_end_otherwise(
-    monkeypatch: pytest.MonkeyPatch, said: Condition, goal: str, told: str
+def test_wait_for_the_opposite_outcome_of_a_job_fails_at_once(
+    monkeypatch: pytest.MonkeyPatch, condition: Condition, goal: str, message: str
 ) -> None:
-    done = waits(monkeypatch, Server(said), "workload/nightly", f"--for={goal}")
-    assert done.exit_code == 1, done.output
-    assert f"workload/nightly: {told}\n  see how it went: remit describe workload/nightly\n" in done.stderr
-    changed = replace(said, observed_generation=0)
-    still = waits(monkeypatch, Server(changed), "workload/nightly", f"--for={goal}", "--timeout", "1ms")
-    assert "not reached within" in still.stderr, "how an earlier generation ended says nothing of this one"
+    result = run_wait(monkeypatch, Server(condition), "workload/nightly", f"--for={goal}")
+    assert result.exit_code == 1, result.output
+    assert f"workload/nightly: {message}\n  for details: remit describe workload/nightly\n" in result.stderr
+    changed = replace(condition, observed_generation=0)
+    pending = run_wait(monkeypatch, Server(changed), "workload/nightly", f"--for={goal}", "--timeout", "1ms")
+    assert "timed out after" in pending.stderr, "the outcome of an earlier generation must be ignored"
 
 
-def test_a_service_is_not_waited_for_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = waits(monkeypatch, Server(kind="service"), "workload/web", "--for=failed")
-    assert done.exit_code == 1, done.output
-    assert "only jobs become Failed\n  wait until it stands: remit wait workload/web --for=ready" in done.stderr
+def test_wait_for_failed_of_a_service_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = run_wait(monkeypatch, Server(kind="service"), "workload/web", "--for=failed")
+    assert result.exit_code == 1, result.output
+    assert "only jobs can become Failed\n  wait until it is ready: remit wait workload/web --for=ready" in result.stderr
 
 
 @pytest.mark.parametrize(
-    "words",
+    "args",
     [
         ("workload/nightly", "--for=failed"),
         ("workload/nightly", "--for=condition=Admitted"),
@@ -96,9 +96,7 @@ def test_a_service_is_not_waited_for_to_fail(monkeypatch: pytest.MonkeyPatch) ->
         ("replica/nightly-0", "--for=complete"),
     ],
 )
-def test_what_is_deleted_meanwhile_is_not_waited_for_any_longer(
-    monkeypatch: pytest.MonkeyPatch, words: tuple[str, str]
-) -> None:
-    done = waits(monkeypatch, Server(looks=2), *words)
-    assert done.exit_code == 1, done.output
-    assert f"{words[0]}: it was deleted meanwhile\n  apply it again, and wait anew\n" in done.stderr
+def test_object_deleted_during_the_wait_fails_at_once(monkeypatch: pytest.MonkeyPatch, args: tuple[str, str]) -> None:
+    result = run_wait(monkeypatch, Server(reads=2), *args)
+    assert result.exit_code == 1, result.output
+    assert f"{args[0]}: it was deleted in the meantime\n  apply it again, then wait again\n" in result.stderr

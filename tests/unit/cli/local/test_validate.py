@@ -1,4 +1,4 @@
-"""Does `remit validate` find the files, tell their problems, and exit as scripts expect?"""
+"""Tests of `remit validate`."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def validate(*arguments: str, stdin: str | bytes | None = None) -> Result:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.*")), ids=lambda path: path.name)
-def test_every_example_exits_with_0(path: Path) -> None:
+def test_every_example_is_valid(path: Path) -> None:
     result = validate(str(path))
     assert result.exit_code == 0
-    assert "without a problem in 1 file" in result.output
+    assert "without problems in 1 file" in result.output
 
 
 @pytest.mark.parametrize("path", [path for path in sorted(BAD.iterdir()) if path.suffix != ".toml"], ids=lambda path: path.name)
-def test_every_bad_one_exits_with_1_and_names_the_place(path: Path) -> None:
+def test_every_invalid_manifest_exits_with_1_and_a_location(path: Path) -> None:
     result = validate(str(path))
     assert result.exit_code == 1
     assert f"{path}:" in result.stdout
 
 
-def test_a_directory_stands_for_the_manifests_below_it(tmp_path: Path) -> None:
+def test_directory_includes_visible_manifests_below_it_once(tmp_path: Path) -> None:
     (tmp_path / "deep" / ".hidden").mkdir(parents=True)
     (tmp_path / "a.yaml").write_text(GOOD)
     (tmp_path / "deep" / "b.YML").write_text(GOOD)
@@ -46,30 +46,30 @@ def test_a_directory_stands_for_the_manifests_below_it(tmp_path: Path) -> None:
     (tmp_path / "deep" / ".hidden" / "c.yaml").write_text("nor this")
     result = validate(str(tmp_path), str(tmp_path / "a.yaml"))
     assert result.exit_code == 0
-    assert result.output == "2 objects without a problem in 2 files\n"
+    assert result.output == "2 objects without problems in 2 files\n"
 
 
-def test_a_directory_without_manifests_is_a_misuse(tmp_path: Path) -> None:
+def test_directory_without_manifests_is_a_usage_error(tmp_path: Path) -> None:
     result = validate(str(tmp_path))
     assert result.exit_code == 2
     assert "no .yaml, .yml, .json, .ndjson, .jsonl file below" in result.output
 
 
-def test_a_missing_file_is_a_misuse_and_hides_no_problem_of_the_others() -> None:
+def test_missing_file_exits_with_2_after_checking_the_others() -> None:
     result = validate("nowhere.yaml", str(BAD / "empty.yaml"))
     assert result.exit_code == 2
     assert "nowhere.yaml: No such file" in result.stderr
     assert "the file is empty" in result.stdout
 
 
-def test_a_dash_is_what_comes_through_the_pipe() -> None:
+def test_dash_reads_stdin() -> None:
     assert validate("-", stdin=GOOD).exit_code == 0
     result = validate("-", stdin='{"kind": "Region"}')
     assert result.exit_code == 1
     assert result.stdout.startswith("<stdin>:1:1: ")
 
 
-def test_json_lines_are_nothing_but_json() -> None:
+def test_json_output_contains_only_json_lines() -> None:
     result = validate("--json", str(BAD / "many-problems.yaml"), str(EXAMPLES))
     problems = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(problems) == 5
@@ -77,16 +77,16 @@ def test_json_lines_are_nothing_but_json() -> None:
     assert "5 problems in" in result.stderr
 
 
-def test_quiet_says_nothing_when_all_is_well() -> None:
+def test_quiet_prints_nothing_for_valid_files() -> None:
     result = validate("-q", str(EXAMPLES))
     assert (result.exit_code, result.output) == (0, "")
 
 
-def test_no_file_at_all_is_a_misuse() -> None:
+def test_no_argument_is_a_usage_error() -> None:
     assert validate().exit_code == 2
 
 
-def test_what_a_file_says_does_not_steer_the_terminal(tmp_path: Path) -> None:
+def test_control_characters_in_names_and_content_are_escaped(tmp_path: Path) -> None:
     path = tmp_path / "a\x1b[2J.yaml"
     path.write_text(GOOD + 'spec: {"\\e]0;owned\\a": 1, zones: ["\\e[31m"]}\n')
     result = validate(str(path))
@@ -95,12 +95,12 @@ def test_what_a_file_says_does_not_steer_the_terminal(tmp_path: Path) -> None:
     assert "\\x1b[2J" in result.output
 
 
-def test_no_more_is_read_than_can_be_judged() -> None:
+def test_endless_file_is_refused() -> None:
     result = validate("/dev/zero")
     assert result.exit_code == 1
 
 
-def test_a_letter_that_the_terminal_does_not_know_is_shown_by_its_number(tmp_path: Path) -> None:
+def test_character_outside_the_terminal_encoding_is_escaped(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(GOOD + "spec: {zones→: [a]}\n")
     environment = {"PYTHONIOENCODING": "latin-1", "PATH": "/usr/bin:/bin"}
@@ -110,13 +110,13 @@ def test_a_letter_that_the_terminal_does_not_know_is_shown_by_its_number(tmp_pat
     assert b'spec["zones\\u2192"]' in done.stdout
 
 
-def test_lines_of_json_are_found_too(tmp_path: Path) -> None:
+def test_json_lines_files_are_found_in_directories(tmp_path: Path) -> None:
     for name in ("a.ndjson", "b.jsonl"):
         (tmp_path / name).write_text(f'{{"apiVersion": "remit/v1", "kind": "Region", "metadata": {{"name": "{name[0]}"}}}}\n')
-    assert validate(str(tmp_path)).output == "2 objects without a problem in 2 files\n"
+    assert validate(str(tmp_path)).output == "2 objects without problems in 2 files\n"
 
 
-def test_a_directory_that_may_not_be_read_is_told_and_is_a_misuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_directory_exits_with_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "closed").mkdir()
     (tmp_path / "a.yaml").write_text(GOOD)
     scandir = os.scandir
@@ -130,10 +130,10 @@ def test_a_directory_that_may_not_be_read_is_told_and_is_a_misuse(tmp_path: Path
     result = validate(str(tmp_path))
     assert result.exit_code == 2
     assert "closed: Permission denied" in result.stderr
-    assert "1 object without a problem in 1 file; 1 file could not be read" in result.stdout
+    assert "1 object without problems in 1 file; 1 file could not be read" in result.stdout
 
 
-def test_a_pipe_in_a_directory_is_skipped_and_told(tmp_path: Path) -> None:
+def test_pipe_and_dangling_link_in_a_directory_exit_with_2(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x.yaml")
     (tmp_path / "gone.yaml").symlink_to(tmp_path / "nowhere")
     (tmp_path / "a.yaml").write_text(GOOD)
@@ -141,16 +141,16 @@ def test_a_pipe_in_a_directory_is_skipped_and_told(tmp_path: Path) -> None:
     assert result.exit_code == 2
     assert "x.yaml: not a regular file, so it was skipped" in result.stderr
     assert "gone.yaml: No such file" in result.stderr
-    assert "1 object without a problem in 1 file; 2 files could not be read" in result.stdout
+    assert "1 object without problems in 1 file; 2 files could not be read" in result.stdout
 
 
-def test_an_empty_name_is_a_misuse() -> None:
+def test_empty_file_name_is_a_usage_error() -> None:
     result = validate("")
     assert result.exit_code == 2
     assert "a file name is empty" in result.stderr
 
 
-def test_a_closed_standard_input_is_told() -> None:
+def test_closed_stdin_is_reported() -> None:
     program = f"exec {sys.executable} -m remit.cli.main validate - <&-"
     done = subprocess.run(["/bin/sh", "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "<stdin>: standard input is closed\n")

@@ -1,4 +1,4 @@
-"""Is what is written for editors read back as the same, and is what Remit reports left out of what is declared?"""
+"""Tests of JSON and YAML output."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from remit.cli.output.serialization import json_text, manifest_text, plain, yaml_text
+from remit.cli.output.serialization import json_text, manifest_text, to_builtins, yaml_text
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec, WorkloadStatus
 from remit.model.manifests.documents import DocumentNode as Read
 from remit.model.manifests.documents import read_documents
@@ -42,18 +42,18 @@ def value_of(node: Read) -> Any:
 
 
 @given(st.dictionaries(TEXTS, VALUES, min_size=1, max_size=4))
-def test_whatever_is_written_is_read_back_the_same(value: dict[str, Any]) -> None:
+def test_yaml_round_trip_preserves_every_value(value: dict[str, Any]) -> None:
     problems = Problems("x.yaml")
     text = yaml_text(value)
     if "\0" in text or "\\x00" in text:
-        return  # the reader refuses it, in whatever spelling
+        return  # the reader refuses NUL in every notation
     documents = read_documents(text.encode(), "x.yaml", problems)
     assert not problems.sorted_problems(), (text, problems.sorted_problems())
-    assert [value_of(one) for one in documents] == [value]
+    assert [value_of(document) for document in documents] == [value]
 
 
 @given(manifests(tuple(kind for kind in DECLARED if kind != "Secret")))
-def test_what_could_be_applied_can_be_applied_again_from_its_yaml(value: dict[str, Any]) -> None:
+def test_manifest_yaml_can_be_applied_again_unchanged(value: dict[str, Any]) -> None:
     first = read(json_text(value).encode(), "x.json")
     if first.problems:
         return
@@ -70,46 +70,46 @@ def workload() -> Workload:
     )
 
 
-def test_what_remit_reports_is_told_in_comments_and_not_declared() -> None:
+def test_reported_fields_are_comments_in_manifest_yaml() -> None:
     text = manifest_text(workload())
     assert "# status:\n#   conditions:\n#     - type: Available\n" in text.replace("#   - ", "#     - ").replace(
         "#     type", "#     - type"
     )
     assert "\nstatus:" not in text and "\n  uid:" not in text and "# revision: 12\n" in text
-    made = read(text.encode(), "web.yaml")
-    assert not made.problems
-    bare = replace(workload(), metadata=Metadata(name="web", tenant="risk"), status=WorkloadStatus())
-    assert made.objects == (bare,)
+    obj = read(text.encode(), "web.yaml")
+    assert not obj.problems
+    declared = replace(workload(), metadata=Metadata(name="web", tenant="risk"), status=WorkloadStatus())
+    assert obj.objects == (declared,)
 
 
-def test_where_something_stands_is_said_also_where_it_is_the_default() -> None:
-    """The health of a node, and the phase of a replica, as over HTTP."""
-    waits = Replica(metadata=RecordMetadata(name="a-0", tenant="t", uid="u"), spec=ReplicaSpec(workload="a", generation=1))
-    assert plain(waits)["status"] == {"phase": "pending"}
-    runs = plain(replace(waits, status=ReplicaStatus(phase=Phase.RUNNING, node="n1")))
-    assert runs["status"] == {"phase": "running", "node": "n1"}
+def test_default_phase_and_health_are_included() -> None:
+    """As in the API: the health of a node and the phase of a replica."""
+    pending = Replica(metadata=RecordMetadata(name="a-0", tenant="t", uid="u"), spec=ReplicaSpec(workload="a", generation=1))
+    assert to_builtins(pending)["status"] == {"phase": "pending"}
+    running = to_builtins(replace(pending, status=ReplicaStatus(phase=Phase.RUNNING, node="n1")))
+    assert running["status"] == {"phase": "running", "node": "n1"}
     size = NodeSpec(region="r", zone="r-a", capacity=Amount.parse({"cpu": "1", "memory": "1Gi"}))
-    assert plain(Node(metadata=Metadata(name="n1"), spec=size))["status"] == {"health": "joining"}
-    assert not plain(replace(workload(), status=WorkloadStatus())).get("status"), "a workload stands nowhere"
+    assert to_builtins(Node(metadata=Metadata(name="n1"), spec=size))["status"] == {"health": "joining"}
+    assert not to_builtins(replace(workload(), status=WorkloadStatus())).get("status"), "a workload has no phase"
 
 
-def test_a_secret_that_is_not_shown_cannot_be_applied_as_an_empty_one() -> None:
+def test_secret_yaml_has_null_values_that_apply_refuses() -> None:
     text = manifest_text(Secret(metadata=Metadata(name="key", tenant="risk"), spec=SecretSpec(data={"password": ""})))
     assert "password: null" in text
     assert "is empty" in read(text.encode(), "key.yaml").problems[0].message
 
 
-def test_text_in_lines_stays_in_lines() -> None:
-    made = Config(metadata=Metadata(name="c", tenant="t"), spec=DataSpec(data={"a.conf": "one\n  two\n\nthree\n"}))
-    assert "    a.conf: |\n      one\n        two\n\n      three\n" in manifest_text(made)
+def test_multiline_text_is_a_block_scalar() -> None:
+    obj = Config(metadata=Metadata(name="c", tenant="t"), spec=DataSpec(data={"a.conf": "one\n  two\n\nthree\n"}))
+    assert "    a.conf: |\n      one\n        two\n\n      three\n" in manifest_text(obj)
 
 
-def test_a_record_of_remits_own_is_told_whole() -> None:
-    made = Replica(
+def test_records_are_printed_with_status() -> None:
+    obj = Replica(
         metadata=RecordMetadata(name="web-0", tenant="risk", revision=9),
         spec=ReplicaSpec(workload="web", generation=1),
         status=ReplicaStatus(phase=Phase.SERVING, node="n1"),
     )
-    text = manifest_text(made)
+    text = manifest_text(obj)
     assert text.startswith("apiVersion: remit/v1\nkind: Replica\nmetadata:\n") and "\nstatus:\n  phase: serving\n" in text
-    assert plain(made)["metadata"] == {"name": "web-0", "tenant": "risk", "revision": 9}
+    assert to_builtins(obj)["metadata"] == {"name": "web-0", "tenant": "risk", "revision": 9}

@@ -1,4 +1,4 @@
-"""Is every kind known by all its names, and what others call it told?"""
+"""Tests of kind names, `KIND/NAME` parsing and completion of kinds."""
 
 from __future__ import annotations
 
@@ -19,38 +19,38 @@ from remit.cli.session.kind_names import (
 from remit.model.objects import KINDS, PLURALS, TENANTED
 
 
-def test_the_words_are_those_of_the_model() -> None:
-    assert {word.kind for word in KIND_NAMES} == set(KINDS)
-    assert {word.kind for word in KIND_NAMES if word.owned} == TENANTED
-    assert {word.kind: word.many for word in KIND_NAMES} == PLURALS
+def test_kind_names_match_the_kinds_and_plurals_of_the_model() -> None:
+    assert {names.kind for names in KIND_NAMES} == set(KINDS)
+    assert {names.kind for names in KIND_NAMES if names.tenant_scoped} == TENANTED
+    assert {names.kind: names.plural for names in KIND_NAMES} == PLURALS
 
 
-def test_no_word_means_two_kinds() -> None:
-    words = [name for word in KIND_NAMES for name in (word.kind.lower(), word.many, *word.short)]
+def test_every_name_and_alias_is_unique() -> None:
+    words = [name for names in KIND_NAMES for name in (names.kind.lower(), names.plural, *names.aliases)]
     assert len(words) == len(set(words))
 
 
 @pytest.mark.parametrize(("word", "kind"), [("wl", "Workload"), ("Replicas", "Replica"), ("no", "Node"), ("ep", ENDPOINTS)])
-def test_a_kind_is_known_by_many_names(word: str, kind: str) -> None:
+def test_plural_alias_and_mixed_case_resolve_to_the_kind(word: str, kind: str) -> None:
     assert parse_kind(word) == kind
 
 
 @pytest.mark.parametrize(
-    ("word", "cure"),
+    ("word", "fix"),
     [
-        ("pods", "here they are replicas"),
-        ("ns", "here they are tenants"),
+        ("pods", "the corresponding kind is replicas"),
+        ("ns", "the corresponding kind is tenants"),
         ("workloda", "did you mean workload"),
         ("\x1b[1m", "remit schema"),
     ],
 )
-def test_what_is_no_kind_is_answered_with_what_was_meant(word: str, cure: str) -> None:
-    with pytest.raises(click.UsageError) as told:
+def test_unknown_kind_is_refused_with_a_suggestion(word: str, fix: str) -> None:
+    with pytest.raises(click.UsageError) as error:
         parse_kind(word)
-    assert cure in told.value.message and "\x1b" not in told.value.message
+    assert fix in error.value.message and "\x1b" not in error.value.message
 
 
-def test_objects_are_named_in_two_ways() -> None:
+def test_object_references_are_parsed_in_both_notations() -> None:
     assert parse_object_refs(["wl"]) == (["Workload"], [])
     assert parse_object_refs(["wl,rp"]) == (["Workload", "Replica"], [])
     assert parse_object_refs(["wl", "a", "b"]) == ([], [ObjectRef("Workload", "a"), ObjectRef("Workload", "b")])
@@ -62,11 +62,11 @@ def test_objects_are_named_in_two_ways() -> None:
 
 
 @pytest.mark.parametrize("words", [["wl,rp", "a"], ["wl", "a", "node/b"], ["node/x/y"], ["wl/"], ["wl", ""], [","]])
-def test_what_names_nothing_is_refused(words: list[str]) -> None:
+def test_ambiguous_or_empty_references_are_usage_errors(words: list[str]) -> None:
     with pytest.raises(click.UsageError):
         parse_object_refs(words)
 
 
-def test_the_shell_completes_kinds() -> None:
-    found = ShellComplete(remit, {}, "remit", "_REMIT_COMPLETE").get_completions(["get"], "wo")
-    assert [one.value for one in found] == ["workloads", "workload"]
+def test_shell_completion_suggests_kinds() -> None:
+    completions = ShellComplete(remit, {}, "remit", "_REMIT_COMPLETE").get_completions(["get"], "wo")
+    assert [item.value for item in completions] == ["workloads", "workload"]

@@ -1,4 +1,4 @@
-"""Does a figure say by which code it was measured, also where that code is in no commit, or git is not there?"""
+"""Tests of the source revision in reports."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def package(tmp_path: Path) -> Path:
     package = tmp_path / "src" / "package"
     package.mkdir(parents=True)
     (package / "code.py").write_text("")
-    who = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
-        subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+    author = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+    for args in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", "-C", str(tmp_path), *args], check=True)
     return package
 
 
 @pytest.fixture(autouse=True)
-def forget() -> None:
+def clear_cache() -> None:
     revision.cache_clear()
 
 
-def test_a_commit_is_named_by_its_first_twelve(package: Path) -> None:
+def test_clean_tree_is_named_by_12_digits_of_its_commit(package: Path) -> None:
     assert re.fullmatch(r"[0-9a-f]{12}", revision(package))
 
 
-def test_code_that_is_in_no_commit_is_marked(package: Path) -> None:
+def test_uncommitted_changes_are_marked(package: Path) -> None:
     clean = revision(package)
     for change in ("code.py", "new.py"):
         (package / change).write_text("changed = True\n")
@@ -45,7 +45,7 @@ def test_code_that_is_in_no_commit_is_marked(package: Path) -> None:
     assert revision(package) == clean
 
 
-def test_what_lies_elsewhere_is_no_change_of_the_code(package: Path) -> None:
+def test_changes_outside_the_package_are_ignored(package: Path) -> None:
     clean = revision(package)
     (package.parent / "notes.txt").write_text("x")
     revision.cache_clear()
@@ -53,13 +53,13 @@ def test_what_lies_elsewhere_is_no_change_of_the_code(package: Path) -> None:
     assert revision(package.parent) == f"{clean}+changes"
 
 
-def test_git_is_asked_once_a_process(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revision_is_cached_per_process(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = revision(package)
     monkeypatch.setenv("PATH", "/nonexistent")
     assert revision(package) == first
 
 
-def test_without_git_or_a_repository_it_is_the_version(package: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_version_is_used_without_git_or_repository(package: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert revision(tmp_path_factory.mktemp("elsewhere")) == __version__
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", "/nonexistent")

@@ -1,4 +1,4 @@
-"""Is it counted right how far a workload has come, and is one reason named for what limits it?"""
+"""Tests of workload progress and its limiting factor."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ def replicas(*phases: Phase, result: str = "", reason: str = "") -> list[Replica
     ]
 
 
-def decision(revision: int, reason: str, replicas: dict[str, str], **more: Any) -> Decision:
-    spec = DecisionSpec(replicas=replicas, verdict="waiting", reason=reason, **more)
+def decision(revision: int, reason: str, replicas: dict[str, str], **fields: Any) -> Decision:
+    spec = DecisionSpec(replicas=replicas, verdict="waiting", reason=reason, **fields)
     return Decision(metadata=RecordMetadata(name=f"d{revision}", tenant="risk", revision=revision), spec=spec)
 
 
 ROLLED = Condition(type="Progressing", status="True", reason="RolledOut", observed_generation=2)
 
 
-def test_a_service_that_is_there_is_limited_by_nothing() -> None:
-    found = summarize_progress(workload(replicas=2), replicas(P.SERVING, P.SERVING))
-    assert (found.arrived, found.wanted, found.limit, format_stages(found)) == (2, 2, "", "serving 2")
+def test_ready_service_has_no_limit() -> None:
+    progress = summarize_progress(workload(replicas=2), replicas(P.SERVING, P.SERVING))
+    assert (progress.ready, progress.desired, progress.limit, format_stages(progress)) == (2, 2, "", "serving 2")
 
 
-def test_what_waits_has_the_reason_of_the_latest_decision() -> None:
+def test_pending_replica_has_the_reason_of_the_latest_decision() -> None:
     reasons = pending_reasons(
         [
             decision(7, "over_quota", {"risk/web-1": ""}, detail="cpu is used up"),
@@ -65,23 +65,23 @@ def test_what_waits_has_the_reason_of_the_latest_decision() -> None:
     )
     assert reasons["risk", "web-1"] == PendingReason("over_quota", "cpu is used up", False, 7)
     assert reasons["risk", "web-2"].reason == "no_room"
-    found = summarize_progress(workload(replicas=2), replicas(P.SERVING, P.PENDING), reasons)
-    assert (found.limit, found.detail) == ("over_quota", "cpu is used up")
-    assert format_stages(found) == "serving 1, queued 1"
+    progress = summarize_progress(workload(replicas=2), replicas(P.SERVING, P.PENDING), reasons)
+    assert (progress.limit, progress.detail) == ("over_quota", "cpu is used up")
+    assert format_stages(progress) == "serving 1, queued 1"
 
 
-def test_a_decision_about_an_earlier_one_of_its_name_says_nothing_of_this() -> None:
+def test_decision_older_than_the_replica_is_ignored() -> None:
     reasons = pending_reasons([decision(7, "no_room", {"risk/web-0": ""})])
-    later = [replace(one, metadata=replace(one.metadata, revision=8)) for one in replicas(P.PENDING)]
-    assert summarize_progress(workload(replicas=1), later, reasons).limit == "queued"
+    recreated = [replace(replica, metadata=replace(replica.metadata, revision=8)) for replica in replicas(P.PENDING)]
+    assert summarize_progress(workload(replicas=1), recreated, reasons).limit == "queued"
     assert summarize_progress(workload(replicas=1), replicas(P.PENDING), reasons).limit == "no_room"
 
 
-def test_what_was_not_tried_yet_is_queued() -> None:
+def test_pending_replica_without_decision_is_queued() -> None:
     assert summarize_progress(workload(replicas=1), replicas(P.PENDING)).limit == "queued"
 
 
-def test_a_reason_that_never_ends_is_told_so() -> None:
+def test_permanent_reason_is_marked_never() -> None:
     reasons = pending_reasons([decision(1, "no_such_place", {"risk/web-0": ""}, never=True)])
     assert summarize_progress(workload(replicas=1), replicas(P.PENDING), reasons).never
 
@@ -90,107 +90,112 @@ def test_a_reason_that_never_ends_is_told_so() -> None:
     ("phases", "limit"),
     [((P.SERVING,), "missing"), ((P.SERVING, P.STARTING), "starting"), ((P.SERVING, P.FAILED), "failed"), ((), "missing")],
 )
-def test_what_is_under_way_is_named(phases: tuple[Phase, ...], limit: str) -> None:
+def test_limit_is_the_phase_of_the_unready_replicas_or_missing(phases: tuple[Phase, ...], limit: str) -> None:
     assert summarize_progress(workload(replicas=2), replicas(*phases)).limit == limit
 
 
-def test_a_rollout_that_is_held_up_says_by_what() -> None:
-    rolls = Condition(
+def test_blocked_rollout_is_the_limit_with_its_message() -> None:
+    progressing = Condition(
         type="Progressing", status="True", reason="RollingOut", message="web-1: not started", observed_generation=2
     )
-    found = summarize_progress(workload("service", rolls, replicas=1), replicas(P.SERVING, P.RELEASED))
-    assert (found.limit, found.detail) == ("rollout", "web-1: not started")
-    made = workload("service", rolls, replicas=1)
-    assert looked(made, P.RELEASED) == (False, True), "it had a place, and died there"
-    before = replace(rolls, observed_generation=1)
+    progress = summarize_progress(workload("service", progressing, replicas=1), replicas(P.SERVING, P.RELEASED))
+    assert (progress.limit, progress.detail) == ("rollout", "web-1: not started")
+    declared = workload("service", progressing, replicas=1)
+    assert goal_status(declared, P.RELEASED) == (False, True), "the replica was placed and then failed"
+    before = replace(progressing, observed_generation=1)
     assert summarize_progress(workload("service", before, replicas=1), replicas(P.SERVING)).limit == "", (
-        "that was of another generation"
+        "conditions of another generation must be ignored"
     )
 
 
-def test_what_is_not_admitted_says_why() -> None:
-    said = Condition(type="Admitted", status="False", reason="NoSchedules", message="nobody keeps them", observed_generation=2)
-    found = summarize_progress(workload("job", said, replicas=1), [])
-    assert (found.limit, found.detail) == ("NoSchedules", "nobody keeps them")
+def test_refused_admission_is_the_limit_with_its_reason() -> None:
+    condition = Condition(
+        type="Admitted", status="False", reason="NoSchedules", message="schedules are not supported", observed_generation=2
+    )
+    progress = summarize_progress(workload("job", condition, replicas=1), [])
+    assert (progress.limit, progress.detail) == ("NoSchedules", "schedules are not supported")
 
 
-def test_released_copies_count_for_nothing() -> None:
-    found = summarize_progress(workload(replicas=1), replicas(P.SERVING, P.RELEASED))
-    assert (found.arrived, found.stages, found.limit) == (1, {"serving": 1}, "")
+def test_released_replicas_are_not_counted() -> None:
+    progress = summarize_progress(workload(replicas=1), replicas(P.SERVING, P.RELEASED))
+    assert (progress.ready, progress.stages, progress.limit) == (1, {"serving": 1}, "")
 
 
-def test_a_job_counts_what_is_done() -> None:
-    made = workload("job", replicas=2, completions=4)
-    found = summarize_progress(made, [*replicas(P.RELEASED, P.RELEASED, P.FINISHED, result="ok"), *replicas(P.RUNNING)])
-    assert (found.arrived, found.wanted, found.stages) == (3, 4, {"running": 1, "done": 3})
-    assert found.limit == ""
-    all_done = summarize_progress(made, replicas(*[P.RELEASED] * 4, result="ok"))
-    assert (all_done.arrived, all_done.limit) == (4, "")
+def test_job_progress_counts_completions() -> None:
+    declared = workload("job", replicas=2, completions=4)
+    progress = summarize_progress(declared, [*replicas(P.RELEASED, P.RELEASED, P.FINISHED, result="ok"), *replicas(P.RUNNING)])
+    assert (progress.ready, progress.desired, progress.stages) == (3, 4, {"running": 1, "done": 3})
+    assert progress.limit == ""
+    all_done = summarize_progress(declared, replicas(*[P.RELEASED] * 4, result="ok"))
+    assert (all_done.ready, all_done.limit) == (4, "")
 
 
-def test_pieces_that_have_ended_take_nobodys_place__although_nobody_has_settled_them() -> None:
-    """As while no controllers run: the rest is missing, and that is said."""
-    found = summarize_progress(workload("job", replicas=2, completions=5), replicas(P.FINISHED, P.FINISHED, result="ok"))
-    assert (found.arrived, found.limit) == (2, "missing")
+def test_finished_job_replicas_leave_the_rest_missing() -> None:
+    """As while no controllers run."""
+    progress = summarize_progress(workload("job", replicas=2, completions=5), replicas(P.FINISHED, P.FINISHED, result="ok"))
+    assert (progress.ready, progress.limit) == (2, "missing")
 
 
-def test_a_job_that_failed_says_so() -> None:
+def test_failed_job_has_its_reason_as_permanent_limit() -> None:
     failed = Condition(type="Failed", status="True", reason="RetriesExhausted", observed_generation=2)
-    found = summarize_progress(workload("job", failed, replicas=1), [])
-    assert (found.limit, found.never) == ("RetriesExhausted", True)
-    stands = workload_goal_status(workload("job", failed, replicas=1), [], found)
-    assert "RetriesExhausted" in stands.failed
+    progress = summarize_progress(workload("job", failed, replicas=1), [])
+    assert (progress.limit, progress.never) == ("RetriesExhausted", True)
+    status = workload_goal_status(workload("job", failed, replicas=1), [], progress)
+    assert "RetriesExhausted" in status.failed
 
 
-def test_stages_count_those_who_are_further_too() -> None:
+def test_funnel_stages_include_replicas_in_later_stages() -> None:
     stages = funnel(replicas(P.PENDING, P.BOUND, P.STARTING, P.READY, P.SERVING), 6, "service")
     assert stages == [
         ("admitted", 6), ("queued", 5), ("scheduled", 4), ("bound", 4), ("starting", 3), ("ready", 2), ("serving", 1),
     ]  # fmt: skip
 
 
-def looked(made: Workload, *phases: Phase, done: bool = False) -> tuple[bool, bool]:
-    """Has it arrived, and has all of it a place?"""
+def goal_status(declared: Workload, *phases: Phase, must_complete: bool = False) -> tuple[bool, bool]:
+    """Return whether the goal is reached, and whether all replicas are placed."""
     members = replicas(*phases)
-    stands = workload_goal_status(made, members, summarize_progress(made, members), done=done)
-    return stands.reached, stands.placed
+    status = workload_goal_status(declared, members, summarize_progress(declared, members), must_complete=must_complete)
+    return status.reached, status.placed
 
 
-def test_a_service_has_arrived_once_its_generation_is_out() -> None:
-    assert looked(workload("service", ROLLED, replicas=1), P.SERVING) == (True, True)
-    assert looked(workload("service", replicas=1), P.SERVING) == (False, True)
-    assert looked(workload("service", ROLLED, replicas=1), P.PENDING) == (False, False)
-    assert looked(workload("service", replicas=1), P.STARTING) == (False, True)
-    assert looked(workload("service", replicas=1)) == (False, False)
+def test_service_is_ready_when_its_generation_is_rolled_out() -> None:
+    assert goal_status(workload("service", ROLLED, replicas=1), P.SERVING) == (True, True)
+    assert goal_status(workload("service", replicas=1), P.SERVING) == (False, True)
+    assert goal_status(workload("service", ROLLED, replicas=1), P.PENDING) == (False, False)
+    assert goal_status(workload("service", replicas=1), P.STARTING) == (False, True)
+    assert goal_status(workload("service", replicas=1)) == (False, False)
 
 
-def test_a_service_that_is_being_deleted_does_not_arrive_any_more() -> None:
-    """Nothing is wanted of it, so all that is wanted stands."""
-    made = workload("service", ROLLED, deleting=True, replicas=1)
-    stands = workload_goal_status(made, [], summarize_progress(made, []))
-    assert not stands.reached and "deleted" in stands.failed
+def test_service_being_deleted_fails_the_goal() -> None:
+    """It desires 0 replicas, so the numbers alone would look like success."""
+    declared = workload("service", ROLLED, deleting=True, replicas=1)
+    status = workload_goal_status(declared, [], summarize_progress(declared, []))
+    assert not status.reached and "deleted" in status.failed
 
 
-def test_what_holds_one_that_is_ready_but_not_said_to_be_out_are_the_controllers() -> None:
+def test_ready_service_not_reported_as_rolled_out_is_limited_by_controllers() -> None:
     members = replicas(P.SERVING)
-    made = workload("service", replicas=1)
-    assert "controllers" in workload_goal_status(made, members, summarize_progress(made, members)).limit
+    declared = workload("service", replicas=1)
+    assert "controllers" in workload_goal_status(declared, members, summarize_progress(declared, members)).limit
     task = workload("job", replicas=1)
-    assert workload_goal_status(task, replicas(P.RUNNING), summarize_progress(task, replicas(P.RUNNING)), done=True).limit == ""
+    assert (
+        workload_goal_status(task, replicas(P.RUNNING), summarize_progress(task, replicas(P.RUNNING)), must_complete=True).limit
+        == ""
+    )
 
 
-def test_a_job_has_arrived_when_it_runs__or_if_asked_when_it_is_done() -> None:
-    assert looked(workload("job", replicas=2), P.RUNNING, P.RUNNING) == (True, True)
-    assert looked(workload("job", replicas=2), P.RUNNING, P.STARTING) == (False, True)
-    assert looked(workload("job", replicas=1), P.RUNNING, done=True) == (False, True)
+def test_job_is_ready_when_running_or_only_when_complete() -> None:
+    assert goal_status(workload("job", replicas=2), P.RUNNING, P.RUNNING) == (True, True)
+    assert goal_status(workload("job", replicas=2), P.RUNNING, P.STARTING) == (False, True)
+    assert goal_status(workload("job", replicas=1), P.RUNNING, must_complete=True) == (False, True)
 
 
-def test_a_workload_that_is_being_deleted_wants_nothing() -> None:
-    found = summarize_progress(workload(replicas=3, deleting=True), replicas(P.STOPPING))
-    assert (found.wanted, found.limit) == (0, "deleting")
+def test_workload_being_deleted_desires_no_replicas() -> None:
+    progress = summarize_progress(workload(replicas=3, deleting=True), replicas(P.STOPPING))
+    assert (progress.desired, progress.limit) == (0, "deleting")
 
 
-def test_stages_that_equally_many_have_reached_are_told_once() -> None:
+def test_funnel_shows_only_the_furthest_of_equal_stages() -> None:
     assert (
         format_funnel(funnel(replicas(P.PENDING, P.BOUND, P.SERVING), 4, "service"))
         == "admitted 4 > queued 3 > bound 2 > serving 1"

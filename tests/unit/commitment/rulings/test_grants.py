@@ -1,4 +1,4 @@
-"""Is what was granted ever in two hands, or past its time in any? Terms, takeovers, restores, reports."""
+"""Grants across renewals, takeovers, restores and reports: never held twice, never used past the deadline."""
 
 from __future__ import annotations
 
@@ -11,22 +11,32 @@ from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec, SummarySpec
 from remit.model.resources import Amount, Duration
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, story
-from tests.unit.commitment.authority_fixture import T1, bind, credit, meets, move, offer, slice_of, spawned, vouch
+from tests.unit.commitment.authority_fixture import (
+    T1,
+    accept_peer,
+    bind,
+    commit_transitions,
+    confirm_holdings,
+    credit,
+    offer,
+    slice_of,
+    spawn_replicas,
+)
 
 MINUTE = Duration(60_000)
 
 
-async def accepted(scope: Scope, cpu: str = "2", ttl: Duration = MINUTE, serial: int = 1) -> None:
-    await meets(scope, "scope/global")
+async def accept_grant(scope: Scope, cpu: str = "2", ttl: Duration = MINUTE, serial: int = 1) -> None:
+    await accept_peer(scope, "scope/global")
     await scope.must(scope.actors["budgets"], offer(scope, cpu, serial, ttl))
 
 
-def drawing(scope: Scope, key: str, grant: str) -> Bind:
+def bind_claim(scope: Scope, key: str, grant: str) -> Bind:
     return Bind(key, scope.at(key), "n1", grant)
 
 
 @story
-async def test_a_child_is_issued_and_renewed_no_longer_than_its_parent_lasts(scope: Scope) -> None:
+async def test_child_grant_deadline_is_capped_by_parent(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(budgets, Issue("parent", slice_of("4", "scheduler", Duration(100_000))))
     await scope.must(budgets, Issue("child", slice_of("2", "scheduler", Duration(900_000), "parent")))
@@ -40,79 +50,80 @@ async def test_a_child_is_issued_and_renewed_no_longer_than_its_parent_lasts(sco
 
 
 @story
-async def test_a_draw_looks_up_the_whole_chain(scope: Scope) -> None:
+async def test_draw_checks_whole_parent_chain(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(budgets, Issue("parent", slice_of("4", "scheduler", MINUTE)))
     await scope.must(budgets, Issue("child", slice_of("2", "scheduler", MINUTE, "parent")))
-    a, b = await spawned(scope, "w", 2)
-    await scope.must(scope.actors["scheduler"], drawing(scope, a, "child"))
+    a, b = await spawn_replicas(scope, "w", 2)
+    await scope.must(scope.actors["scheduler"], bind_claim(scope, a, "child"))
     await scope.must(budgets, Close("parent"))
-    assert await scope.refused(scope.actors["scheduler"], drawing(scope, b, "child")) is Code.GRANT_VOID
-    assert scope.books.grants["parent"].granted_on, "what was drawn stays charged, up the whole chain"
+    assert await scope.refused(scope.actors["scheduler"], bind_claim(scope, b, "child")) is Code.GRANT_VOID
+    assert scope.books.grants["parent"].granted_on, "existing draws stay charged on the whole chain"
 
 
 @story
-async def test_a_held_grant_goes_on_through_a_takeover_on_the_same_boot(scope: Scope) -> None:
-    await accepted(scope)
-    (key,) = await spawned(scope, "w")
+async def test_accepted_grant_survives_takeover_on_same_boot(scope: Scope) -> None:
+    await accept_grant(scope)
+    (key,) = await spawn_replicas(scope, "w")
     scope.clock.at_ms += 59_999
     await scope.take_over()
-    await scope.must(scope.actors["scheduler"], drawing(scope, key, "s"))
+    await scope.must(scope.actors["scheduler"], bind_claim(scope, key, "s"))
+    assert scope.row(key)["status"]["grants"] == ["s"]
 
 
 @story
-async def test_a_held_grant_keeps_its_instant_through_a_takeover_and_gets_no_new_term(scope: Scope) -> None:
-    await accepted(scope)
-    (key,) = await spawned(scope, "w")
+async def test_takeover_does_not_extend_accepted_grant(scope: Scope) -> None:
+    await accept_grant(scope)
+    (key,) = await spawn_replicas(scope, "w")
     scope.clock.at_ms += 59_999
     await scope.take_over()
     scope.clock.at_ms += 1
-    assert await scope.refused(scope.actors["scheduler"], drawing(scope, key, "s")) is Code.GRANT_EXPIRED
+    assert await scope.refused(scope.actors["scheduler"], bind_claim(scope, key, "s")) is Code.GRANT_EXPIRED
 
 
 @story
-async def test_a_held_grant_has_lapsed_on_another_boot_until_it_is_renewed(scope: Scope) -> None:
-    """F17: instants of two boots cannot be compared, so nothing is left of it."""
-    await accepted(scope)
-    (key,) = await spawned(scope, "w")
+async def test_accepted_grant_expires_on_new_boot_until_renewed(scope: Scope) -> None:
+    """F17: times of two boots cannot be compared, so the remaining term is zero."""
+    await accept_grant(scope)
+    (key,) = await spawn_replicas(scope, "w")
     scope.clock.on = "boot-2"
     await scope.take_over()
-    assert await scope.refused(scope.actors["scheduler"], drawing(scope, key, "s")) is Code.GRANT_EXPIRED
-    await accepted(scope, serial=2)
-    await scope.must(scope.actors["scheduler"], drawing(scope, key, "s"))
+    assert await scope.refused(scope.actors["scheduler"], bind_claim(scope, key, "s")) is Code.GRANT_EXPIRED
+    await accept_grant(scope, serial=2)
+    await scope.must(scope.actors["scheduler"], bind_claim(scope, key, "s"))
 
 
 @story
-async def test_a_serial_is_taken_up_once(scope: Scope) -> None:
-    await accepted(scope)
+async def test_grant_serial_is_accepted_once(scope: Scope) -> None:
+    await accept_grant(scope)
     await scope.must(scope.actors["budgets"], ReturnCapacity("s", amounts(cpu="1")))
     with pytest.raises(AssertionError, match="revision"):
-        await accepted(scope)
-    await accepted(scope, serial=2)
-    assert scope.row("grant/s")["spec"]["amount"] == {"cpu": "1"}, "a renewal brings time, not what was given back"
+        await accept_grant(scope)
+    await accept_grant(scope, serial=2)
+    assert scope.row("grant/s")["spec"]["amount"] == {"cpu": "1"}, "a renewal extends time, not the returned amount"
 
 
 @story
-async def test_held_grants_are_void_after_a_restore_until_they_are_reissued_to_the_new_incarnation(scope: Scope) -> None:
+async def test_accepted_grants_are_void_after_restore_until_reissued(scope: Scope) -> None:
     """F10"""
-    await accepted(scope)
-    (key,) = await spawned(scope, "w")
+    await accept_grant(scope)
+    (key,) = await spawn_replicas(scope, "w")
     late = replace(offer(scope), serial=2)
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
     scheduler = scope.actors["scheduler"]
-    assert await scope.refused(scheduler, drawing(scope, key, "s")) is Code.GRANT_VOID
-    assert await scope.refused(scope.actors["budgets"], late) is Code.GRANT_VOID, "made out to the incarnation that ended"
-    await accepted(scope, serial=2)
-    await scope.must(scheduler, drawing(scope, key, "s"))
+    assert await scope.refused(scheduler, bind_claim(scope, key, "s")) is Code.GRANT_VOID
+    assert await scope.refused(scope.actors["budgets"], late) is Code.GRANT_VOID, "issued to the previous incarnation"
+    await accept_grant(scope, serial=2)
+    await scope.must(scheduler, bind_claim(scope, key, "s"))
 
 
 @story
-async def test_what_was_lent_counts_as_used_after_a_restore_and_nothing_more_is_lent_until_all_have_said(scope: Scope) -> None:
-    """F10: there may be grants that the backup does not even know."""
+async def test_restored_issuer_counts_grants_in_full_until_all_holders_confirm(scope: Scope) -> None:
+    """F10: grants issued after the backup are unknown to it."""
     budgets = scope.actors["budgets"]
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
-    await meets(scope, "scope/r2")
+    await accept_peer(scope, "scope/r2")
     await scope.must(budgets, Issue("s", slice_of("4")))
     await scope.must(budgets, credit(scope, 1, "1"))
     backup = await scope.store.inner.backup()
@@ -120,27 +131,25 @@ async def test_what_was_lent_counts_as_used_after_a_restore_and_nothing_more_is_
     await scope.restore(backup)
     await scope.take_over()
     budgets = scope.actors["budgets"]
-    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "in full, whatever was reported before"
+    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "in full, despite the report before the backup"
     assert await scope.refused(budgets, Issue("more", slice_of("1"))) is Code.AWAITING_REPORTS
-    assert await scope.refused(budgets, Issue("here", slice_of("1", "scheduler"))) is Code.AWAITING_REPORTS, "nor here"
-    (key,) = await spawned(scope, "w")
-    assert await scope.refused(scope.actors["scheduler"], drawing(scope, key, T1)) is Code.AWAITING_REPORTS
-    await scope.must(budgets, vouch(scope, s="1", unknown="3"))
-    assert scope.books.grants[T1].granted_on == {"cpu": 7000}, (
-        "what was unknown is written off; what was known still is, in full"
-    )
+    assert await scope.refused(budgets, Issue("here", slice_of("1", "scheduler"))) is Code.AWAITING_REPORTS, "nor locally"
+    (key,) = await spawn_replicas(scope, "w")
+    assert await scope.refused(scope.actors["scheduler"], bind_claim(scope, key, T1)) is Code.AWAITING_REPORTS
+    await scope.must(budgets, confirm_holdings(scope, s="1", unknown="3"))
+    assert scope.books.grants[T1].granted_on == {"cpu": 7000}, "unknown and known grants are both charged in full"
     await scope.must(budgets, credit(scope, 1, "1", epoch=7))
-    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "it comes back by the holder's report, sent again"
+    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "the holder's repeated report returns capacity"
     await scope.must(budgets, Issue("more", slice_of("1")))
     await bind(scope, key)
-    assert await scope.refused(budgets, vouch(scope)) is Code.EXISTS, "each vouches once"
+    assert await scope.refused(budgets, confirm_holdings(scope)) is Code.EXISTS, "each holder confirms once"
 
 
 @story
-async def test_who_was_only_declared_holds_up_no_work_here(scope: Scope) -> None:
-    """A region that this scope has never dealt with holds nothing of it; lending waits for its word all the same."""
+async def test_declared_region_without_grants_does_not_block_binding(scope: Scope) -> None:
+    """A region without contact holds nothing of this scope; issuing waits for its confirmation all the same."""
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
     assert await scope.refused(scope.actors["budgets"], Issue("s", slice_of("1"))) is Code.AWAITING_REPORTS
@@ -148,27 +157,28 @@ async def test_who_was_only_declared_holds_up_no_work_here(scope: Scope) -> None
 
 
 @story
-async def test_a_scope_that_was_never_restored_knows_what_it_has_lent(scope: Scope) -> None:
-    await meets(scope, "scope/r2")
+async def test_unrestored_scope_refuses_unknown_or_larger_holdings(scope: Scope) -> None:
+    await accept_peer(scope, "scope/r2")
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("2")))
-    assert await scope.refused(scope.actors["budgets"], vouch(scope, new="1")) is Code.NOT_FOUND
-    assert await scope.refused(scope.actors["budgets"], vouch(scope, s="3")) is Code.NOT_FOUND
-    await scope.must(scope.actors["budgets"], vouch(scope, s="2"))
+    assert await scope.refused(scope.actors["budgets"], confirm_holdings(scope, new="1")) is Code.NOT_FOUND
+    assert await scope.refused(scope.actors["budgets"], confirm_holdings(scope, s="3")) is Code.NOT_FOUND
+    await scope.must(scope.actors["budgets"], confirm_holdings(scope, s="2"))
     assert scope.books.grants[T1].granted_on == {"cpu": 2000}
 
 
 @story
-async def test_nobody_has_less_than_nothing_left(scope: Scope) -> None:
-    await meets(scope, "scope/r2")
+async def test_report_of_negative_remainder_is_refused(scope: Scope) -> None:
+    await accept_peer(scope, "scope/r2")
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("2")))
     claim = replace(credit(scope, 1, "1"), remaining=Amount({"cpu": -1000}))
     assert await scope.refused(scope.actors["budgets"], claim) is Code.INVALID
 
 
 @story
-async def test_quota_is_carved_out_of_quota_alone(scope: Scope) -> None:
-    """Draws on an offer are charged to the tenant's quota as well, and those on a budget to its share; on a slice to nothing
-    else. So a slice of an offer or a budget would be quota that nobody has granted.
+async def test_grant_of_quota_needs_quota_as_parent(scope: Scope) -> None:
+    """A draw on an offer or budget is also charged to quota or share; a draw on a slice is charged to nothing else.
+
+    So a slice of an offer or of a budget would create quota that was never granted.
     """
     budgets, scheduler = scope.actors["budgets"], scope.actors["scheduler"]
     offered = GrantSpec(holder="scheduler", amount=amounts(cpu=100), tenant="t1", purpose="offer", ttl=HOUR)
@@ -184,20 +194,20 @@ async def test_quota_is_carved_out_of_quota_alone(scope: Scope) -> None:
 
 
 @story
-async def test_a_draw_on_an_offer_is_charged_to_the_slice_that_is_held_here(scope: Scope) -> None:
-    """Where a slice is held is not the tenant's home: the quota that stands there is for declaring work, and may be nothing."""
-    await accepted(scope, "4", ttl=HOUR)
+async def test_draw_on_offer_is_charged_to_accepted_slice(scope: Scope) -> None:
+    """The scope that holds the slice is not the tenant's home, whose local quota may be zero."""
+    await accept_grant(scope, "4", ttl=HOUR)
     offered = GrantSpec(holder="scheduler", amount=amounts(cpu=2), tenant="t1", purpose="offer", ttl=HOUR)
     await scope.must(scope.actors["budgets"], Issue("offer", offered))
-    a, b = await spawned(scope, "w", 2)
+    a, b = await spawn_replicas(scope, "w", 2)
     await bind(scope, a, grant="offer")
     assert scope.row(a)["status"]["grants"] == ["offer", "s"]
     await scope.must(scope.actors["budgets"], ReturnCapacity("s", amounts(cpu="3")))
-    assert await scope.refused(scope.actors["scheduler"], drawing(scope, b, "offer")) is Code.OVER_QUOTA
+    assert await scope.refused(scope.actors["scheduler"], bind_claim(scope, b, "offer")) is Code.OVER_QUOTA
 
 
 @story
-async def test_a_lost_holder_is_waited_for_until_an_operator_declares_it_lost(scope: Scope) -> None:
+async def test_lost_holder_blocks_issue_until_declared_lost(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("4")))
     await scope.restore(await scope.store.inner.backup())
@@ -208,28 +218,28 @@ async def test_a_lost_holder_is_waited_for_until_an_operator_declares_it_lost(sc
 
 
 @story
-async def test_what_is_void_is_not_given_back_before_it_is_known_again(scope: Scope) -> None:
-    """F10 F43: else the reissue that is under way would bring again what was just given back."""
-    await accepted(scope)
+async def test_void_grant_is_not_returned_before_reissue(scope: Scope) -> None:
+    """F10 F43: the pending reissue would restore what was returned."""
+    await accept_grant(scope)
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
     budgets = scope.actors["budgets"]
     assert await scope.refused(budgets, ReturnCapacity("s", amounts(cpu="2"))) is Code.GRANT_VOID
-    await accepted(scope, serial=2)
+    await accept_grant(scope, serial=2)
     await scope.must(budgets, ReturnCapacity("s", amounts(cpu="2")))
 
 
 @story
-async def test_nobody_forges_the_record_of_who_is_awaited(scope: Scope) -> None:
+async def test_user_cannot_forge_awaited_node_report(scope: Scope) -> None:
     forged = Report("awaited/node/n1", SummarySpec(holder="node/n1", epoch=0, sequence=0))
     assert await scope.refused(USER, forged) is Code.NOT_OWNER
 
 
 @story
-async def test_reports_count_in_any_order_and_none_takes_back_what_was_given(scope: Scope) -> None:
-    """F43: debit before credit; what came back may have been granted on since."""
+async def test_reports_in_any_order_never_take_back_returned_capacity(scope: Scope) -> None:
+    """F43: debit before credit; returned capacity may have been granted again."""
     budgets = scope.actors["budgets"]
-    await meets(scope, "scope/r2")
+    await accept_peer(scope, "scope/r2")
     await scope.must(budgets, Issue("s", slice_of("10")))
     await scope.must(budgets, credit(scope, 2, "2"))
     await scope.must(budgets, credit(scope, 1, "5"))
@@ -239,37 +249,37 @@ async def test_reports_count_in_any_order_and_none_takes_back_what_was_given(sco
 
 
 @story
-async def test_silence_and_expiry_give_nothing_back(scope: Scope) -> None:
+async def test_expired_grant_returns_nothing_without_final_report(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(budgets, Issue("s", slice_of("4", ttl=Duration(1_000))))
     assert await scope.refused(budgets, Close("s")) is Code.NOT_OWNER
     scope.clock.at_ms += 2_000
     assert await scope.refused(budgets, Close("s")) is Code.AWAITING_REPORTS
     assert scope.books.grants[T1].granted_on == {"cpu": 4000}
-    await meets(scope, "scope/r2")
+    await accept_peer(scope, "scope/r2")
     await scope.must(budgets, credit(scope, 1), Close("s"))
     assert not scope.books.grants[T1].granted_on and "grant/s" not in scope.checker.rows
 
 
 @story
-async def test_closing_returns_what_is_not_drawn_and_the_rest_once_it_is_released(scope: Scope) -> None:
+async def test_close_returns_free_part_and_rest_after_release(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(budgets, Issue("offer", slice_of("4", "scheduler")))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key, grant="offer")
     await scope.must(budgets, Close("offer"))
     assert scope.books.grants[T1].granted_on == {"cpu": 1000}
-    await move(scope, key, "remove", "stop", "stopped")
+    await commit_transitions(scope, key, "remove", "stop", "stopped")
     await scope.must(budgets, Close("offer"))
     assert not scope.books.grants[T1].granted_on and "grant/offer" not in scope.checker.rows
 
 
 @story
-async def test_closing_again_what_is_still_drawn_on_writes_nothing(scope: Scope) -> None:
-    """F32: each row written is news to every watcher, and news is what repair asks again upon."""
+async def test_repeated_close_of_drawn_grant_writes_nothing(scope: Scope) -> None:
+    """F32: each written row wakes every watcher, and repair would retry on it."""
     budgets = scope.actors["budgets"]
     await scope.must(budgets, Issue("offer", slice_of("4", "scheduler")))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key, grant="offer")
     await scope.must(budgets, Close("offer"))
     before = scope.checker.rows["grant/offer"]
@@ -278,15 +288,15 @@ async def test_closing_again_what_is_still_drawn_on_writes_nothing(scope: Scope)
 
 
 @story
-async def test_a_budget_caps_each_tenant_inside_it_and_charges_its_emergency_quota(scope: Scope) -> None:
+async def test_budget_caps_tenant_share_and_charges_emergency_quota(scope: Scope) -> None:
     spec = GrantSpec(
         holder="scheduler", amount=amounts(cpu="3"), shares={"t1": amounts(cpu="1")}, purpose="budget", ttl=Duration(60_000)
     )
     await scope.must(scope.actors["budgets"], Issue("recovery", spec))
     assert scope.books.grants["tenant/t1/emergency"].granted_on == {"cpu": 1000}
-    a, b = await spawned(scope, "w", 2)
+    a, b = await spawn_replicas(scope, "w", 2)
     await bind(scope, a, grant="recovery")
-    assert await scope.refused(scope.actors["scheduler"], drawing(scope, b, "recovery")) is Code.GRANT_SHORT
+    assert await scope.refused(scope.actors["scheduler"], bind_claim(scope, b, "recovery")) is Code.GRANT_SHORT
     more = GrantSpec(
         holder="x", amount=amounts(cpu="3"), shares={"t1": amounts(cpu="2")}, purpose="budget", ttl=Duration(60_000)
     )
@@ -294,14 +304,14 @@ async def test_a_budget_caps_each_tenant_inside_it_and_charges_its_emergency_quo
 
 
 @story
-async def test_an_offer_on_its_way_is_not_undercut_by_what_its_holder_vouches_for(scope: Scope) -> None:
-    """F10: both sides were restored; the holder remembers less than it is being offered anew."""
+async def test_pending_offer_stays_charged_despite_smaller_confirmation(scope: Scope) -> None:
+    """F10: both sides were restored; the holder confirms less than the pending offer."""
     budgets = scope.actors["budgets"]
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
     await scope.must(budgets, Issue("s", slice_of("4")))
     await scope.restore(await scope.store.inner.backup())
     await scope.take_over()
     budgets = scope.actors["budgets"]
-    await meets(scope, "scope/r2")
-    await scope.must(budgets, vouch(scope, s="3"))
-    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "the offer of 4 may still be taken up"
+    await accept_peer(scope, "scope/r2")
+    await scope.must(budgets, confirm_holdings(scope, s="3"))
+    assert scope.books.grants[T1].granted_on == {"cpu": 4000}, "the offer of 4 may still be accepted"

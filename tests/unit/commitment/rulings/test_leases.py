@@ -1,4 +1,4 @@
-"""Does the authority know whom it has heard, and tell it without being asked to write anything?"""
+"""Lease silence reported by the authority's status."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from tests.properties.authority_world import Scope, furnished, run
 TERM = Duration(15_000)
 
 
-async def taken(scope: Scope, name: str, lease: str) -> Actor:
+async def acquire_lease(scope: Scope, name: str, lease: str) -> Actor:
     (epoch,) = await scope.must(Actor(name, Role.SCHEDULER), Acquire(lease, TERM))
     return Actor(name, Role.SCHEDULER, lease, epoch)
 
 
-def test_the_status_says_for_how_long_each_lease_of_a_role_was_not_renewed() -> None:
-    """An agent's is not named: there may be very many of them."""
+def test_status_reports_silence_of_each_role_lease() -> None:
+    """Agent leases are left out: there may be very many of them."""
 
     async def scene() -> None:
         scope = await furnished("r1")
-        holder = await taken(scope, "s1", "scheduler/a")
+        holder = await acquire_lease(scope, "s1", "scheduler/a")
         scope.clock.at_ms += 4_000
         status = await scope.lead.authority.status()
         assert status.silent["scheduler/a"] == 4_000
@@ -31,10 +31,10 @@ def test_the_status_says_for_how_long_each_lease_of_a_role_was_not_renewed() -> 
     run(scene())
 
 
-def test_a_lease_that_was_given_back_is_not_named() -> None:
+def test_vacated_lease_is_not_reported() -> None:
     async def scene() -> None:
         scope = await furnished("r1")
-        holder = await taken(scope, "s1", "scheduler/a")
+        holder = await acquire_lease(scope, "s1", "scheduler/a")
         await scope.must(holder, Vacate("scheduler/a"))
         assert "scheduler/a" not in (await scope.lead.authority.status()).silent
         await scope.close()
@@ -42,10 +42,10 @@ def test_a_lease_that_was_given_back_is_not_named() -> None:
     run(scene())
 
 
-def test_a_new_authority_says_for_how_long_it_has_listened__it_has_heard_nobody_yet() -> None:
+def test_new_authority_reports_listening_time_and_no_silence() -> None:
     async def scene() -> None:
         scope = await furnished("r1")
-        await taken(scope, "s1", "scheduler/a")
+        await acquire_lease(scope, "s1", "scheduler/a")
         await scope.take_over()
         scope.clock.at_ms += 700
         status = await scope.lead.authority.status()

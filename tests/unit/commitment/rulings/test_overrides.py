@@ -1,4 +1,4 @@
-"""Who may override, for how long does it hold, and when does it end? As far as the authority decides it."""
+"""Overrides at the authority: permission, deadline, renewal and expiry."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def until_ms(scope: Scope) -> int:
 
 
 async def effects(scope: Scope) -> ActiveOverrides:
-    """As somebody reads it who knows exactly what the authority's clock shows."""
+    """Active overrides for an observer whose clock equals the authority's."""
     page = await scope.store.inner.range("override/")
     rows = [thing for row in page.rows if isinstance(thing := decode(row.value), Override)]
     return active_overrides(rows, (scope.clock.on, scope.clock.at_ms))
 
 
 @story
-async def test_its_term_begins_when_it_is_applied__by_the_authoritys_clock(scope: Scope) -> None:
+async def test_override_term_starts_at_apply_by_authority_clock(scope: Scope) -> None:
     assert await scope.must(OPERATOR, Apply(override())) == [1]
     assert until_ms(scope) == scope.clock.at_ms + TTL
     assert (await effects(scope)).avoided_by("r1", "a", "p", "n") == "o"
@@ -46,18 +46,18 @@ async def test_its_term_begins_when_it_is_applied__by_the_authoritys_clock(scope
 
 
 @story
-async def test_a_deadline_that_the_writer_sends_is_not_heeded(scope: Scope) -> None:
-    boast = OverrideStatus(deadline=Deadline(boot=scope.clock.on, at_ms=9_999_999_999))
-    await scope.must(OPERATOR, Apply(replace(override(), status=boast)))
+async def test_deadline_sent_by_client_is_ignored(scope: Scope) -> None:
+    sent_status = OverrideStatus(deadline=Deadline(boot=scope.clock.on, at_ms=9_999_999_999))
+    await scope.must(OPERATOR, Apply(replace(override(), status=sent_status)))
     assert until_ms(scope) == scope.clock.at_ms + TTL
     at_first = until_ms(scope)
     scope.clock.at_ms += 1_000
-    await scope.must(OPERATOR, Apply(replace(override(), status=boast)))
+    await scope.must(OPERATOR, Apply(replace(override(), status=sent_status)))
     assert until_ms(scope) == at_first
 
 
 @story
-async def test_the_same_again_is_accepted_and_holds_no_longer(scope: Scope) -> None:
+async def test_identical_override_is_accepted_without_longer_term(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()))
     at_first = until_ms(scope)
     for _ in range(3):
@@ -66,21 +66,21 @@ async def test_the_same_again_is_accepted_and_holds_no_longer(scope: Scope) -> N
         assert until_ms(scope) == at_first
     labelled = replace(override(), metadata=Metadata(name="o", labels={"ticket": "7"}))
     await scope.must(OPERATOR, Apply(labelled))
-    assert until_ms(scope) == at_first, "what is written beside it changes nothing either"
+    assert until_ms(scope) == at_first, "a change of metadata does not extend it"
 
 
 @story
-async def test_a_changed_spec_is_a_new_generation_and_begins_a_new_term(scope: Scope) -> None:
+async def test_changed_override_spec_starts_new_term(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()))
     scope.clock.at_ms += 10_000
     assert await scope.must(OPERATOR, Apply(override(reason="still dark"))) == [2]
     assert until_ms(scope) == scope.clock.at_ms + TTL
     assert await scope.must(OPERATOR, Apply(override(reason="still dark", ttl=Duration(1)))) == [3]
-    assert until_ms(scope) == scope.clock.at_ms + 1, "nor only a longer one"
+    assert until_ms(scope) == scope.clock.at_ms + 1, "a shorter term applies too"
 
 
 @story
-async def test_one_that_has_ended_is_not_revived_by_the_same_spec(scope: Scope) -> None:
+async def test_expired_override_is_not_revived_by_same_spec(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()))
     scope.clock.at_ms += TTL - 1
     await scope.must(OPERATOR, Apply(override()))
@@ -88,12 +88,12 @@ async def test_one_that_has_ended_is_not_revived_by_the_same_spec(scope: Scope) 
     (verdict,) = await scope.ask(OPERATOR, Apply(override()))
     assert isinstance(verdict, Refused) and verdict.code is Code.EXISTS
     assert "has expired" in verdict.detail and "delete it first" in verdict.detail
-    assert await scope.must(OPERATOR, Apply(override(reason="again"))) == [2], "a change is a word of its own"
+    assert await scope.must(OPERATOR, Apply(override(reason="again"))) == [2], "a changed spec is a new override"
     assert (await effects(scope)).avoided_by("r1", "a", "p", "n") == "o"
 
 
 @story
-async def test_deleting_ends_it_at_once__and_it_may_be_applied_anew(scope: Scope) -> None:
+async def test_deleted_override_ends_at_once_and_may_be_reapplied(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()), Delete("Override", "o"))
     assert (await effects(scope)) == ActiveOverrides()
     assert KEY not in scope.checker.rows
@@ -104,7 +104,7 @@ async def test_deleting_ends_it_at_once__and_it_may_be_applied_anew(scope: Scope
 
 
 @story
-async def test_only_an_operator_overrides(scope: Scope) -> None:
+async def test_only_operator_may_override(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()))
     for actor in (USER, *(scope.actors[lease] for lease in LEASES), scope.actors["agent/n1"]):
         assert await scope.refused(actor, Apply(override("mine"))) is Code.ROLE
@@ -113,15 +113,15 @@ async def test_only_an_operator_overrides(scope: Scope) -> None:
 
 
 @story
-async def test_its_own_fields_are_judged_at_the_door(scope: Scope) -> None:
+async def test_invalid_override_fields_are_refused(scope: Scope) -> None:
     (verdict,) = await scope.ask(OPERATOR, Apply(override(ttl=Duration(0), reason=" ", scope=OverrideScope())))
     assert isinstance(verdict, Refused) and verdict.code is Code.INVALID
-    assert [said.split(":")[0] for said in verdict.detail.split(" | ")] == ["spec.reason", "spec.scope", "spec.ttl"]
+    assert [line.split(":")[0] for line in verdict.detail.split(" | ")] == ["spec.reason", "spec.scope", "spec.ttl"]
 
 
 @story
-async def test_a_takeover_on_the_same_boot_keeps_the_term__on_another_it_is_over(scope: Scope) -> None:
-    """Nobody can tell how much time lies between two boots."""
+async def test_takeover_keeps_override_term_on_same_boot_only(scope: Scope) -> None:
+    """The time between two boots is unknown."""
     await scope.must(OPERATOR, Apply(override()))
     at_first = until_ms(scope)
     scope.clock.at_ms += 1_000
@@ -138,7 +138,7 @@ async def test_a_takeover_on_the_same_boot_keeps_the_term__on_another_it_is_over
 
 
 @story
-async def test_there_is_a_bound_on_their_number(scope: Scope) -> None:
+async def test_number_of_overrides_is_limited(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(declarations, "OVERRIDES_MAX", 2)
         await scope.must(OPERATOR, Apply(override("o")), Apply(override("p")))
@@ -147,7 +147,7 @@ async def test_there_is_a_bound_on_their_number(scope: Scope) -> None:
 
 
 @story
-async def test_the_status_tells_what_the_authoritys_clock_shows(scope: Scope) -> None:
+async def test_status_reports_authority_clock(scope: Scope) -> None:
     status = await scope.lead.authority.status()
     assert (status.boot, status.now_ms) == (scope.clock.on, scope.clock.at_ms)
     scope.clock.at_ms += 1_234
@@ -156,7 +156,7 @@ async def test_the_status_tells_what_the_authoritys_clock_shows(scope: Scope) ->
 
 
 @story
-async def test_whoever_asks_again_after_silence_finds_the_first_term(scope: Scope) -> None:
+async def test_retried_override_keeps_first_deadline(scope: Scope) -> None:
     operation = await scope.operation(OPERATOR, Apply(override()))
     scope.store.plan.append("landed")
     await scope.send([operation])

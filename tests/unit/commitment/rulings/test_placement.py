@@ -1,11 +1,11 @@
-"""Does room that is promised stay promised, and is nothing promised twice? Reservations, victims, gangs, shrinking limits."""
+"""Reservations, preemption victims, gangs and shrinking limits: capacity is never promised twice."""
 
 from __future__ import annotations
 
 from remit.model.claims import Accepted, Apply, Bind, BindGang, Code, Forget, Move, Refused, Reserve, Spawn
 from remit.model.kinds import Affinity, DeviceRequest, Placement
 from tests.properties.authority_world import OPERATOR, USER, Scope, node, story, tenant, workload
-from tests.unit.commitment.authority_fixture import T1, bind, held, move, moving, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas, transition_claim, used_on
 
 GPU = (DeviceRequest(kind="gpu", count=1),)
 
@@ -15,34 +15,34 @@ def reserve(scope: Scope, key: str, *victims: str, on: str = "n1", devices: dict
 
 
 @story
-async def test_a_reservation_posts_what_its_victims_will_not_free(scope: Scope) -> None:
-    """4 cpu: the victim holds 3, the preemptor needs 4; together never more than 4, and nobody else gets in."""
-    (weak,) = await spawned(scope, "weak", cpu="3")
-    (strong,) = await spawned(scope, "strong", cpu="4", priority="high")
-    (other,) = await spawned(scope, "other", cpu="1")
+async def test_reservation_charges_capacity_its_victims_do_not_free(scope: Scope) -> None:
+    """4 cpu: the victim holds 3, the preemptor needs 4; together never more than 4, and no third replica fits."""
+    (weak,) = await spawn_replicas(scope, "weak", cpu="3")
+    (strong,) = await spawn_replicas(scope, "strong", cpu="4", priority="high")
+    (other,) = await spawn_replicas(scope, "other", cpu="1")
     await bind(scope, weak)
     await scope.must(scope.actors["scheduler"], reserve(scope, strong, weak))
-    assert held(scope, "n1") == 4000
+    assert used_on(scope, "n1") == 4000
     assert scope.phase(weak) == "draining"
     assert await scope.refused(scope.actors["scheduler"], Bind(other, scope.at(other), "n1", T1)) is Code.NO_ROOM
     assert await scope.refused(scope.actors["scheduler"], Bind(strong, scope.at(strong), "n1", T1)) is Code.VICTIMS
-    await move(scope, weak, "stop")
-    assert held(scope, "n1") == 4000, "F38: stopping frees nothing"
-    await move(scope, weak, "stopped")
-    assert held(scope, "n1") == 4000, "what the victim freed is its preemptor's"
+    await commit_transitions(scope, weak, "stop")
+    assert used_on(scope, "n1") == 4000, "F38: stopping frees nothing"
+    await commit_transitions(scope, weak, "stopped")
+    assert used_on(scope, "n1") == 4000, "freed capacity belongs to the preemptor"
     assert await scope.refused(scope.actors["scheduler"], Bind(other, scope.at(other), "n1", T1)) is Code.NO_ROOM
     await bind(scope, strong)
-    assert held(scope, "n1") == 4000
+    assert used_on(scope, "n1") == 4000
 
 
 @story
-async def test_a_victim_is_told_by_whom_only_if_that_is_of_its_tenant(scope: Scope) -> None:
-    (weak,) = await spawned(scope, "weak", cpu="3")
-    (strong,) = await spawned(scope, "strong", cpu="4", priority="high")
+async def test_preemption_reason_names_preemptor_of_same_tenant_only(scope: Scope) -> None:
+    (weak,) = await spawn_replicas(scope, "weak", cpu="3")
+    (strong,) = await spawn_replicas(scope, "strong", cpu="4", priority="high")
     await bind(scope, weak)
     await scope.must(scope.actors["scheduler"], reserve(scope, strong, weak))
     assert scope.row(weak)["status"]["reason"] == f"preempted by {strong}"
-    (mine,) = await spawned(scope, "mine", cpu="3")
+    (mine,) = await spawn_replicas(scope, "mine", cpu="3")
     await bind(scope, mine, "n2")
     await scope.must(USER, Apply(workload("zebra", cpu="4", priority="high", replicas=1, owner="t2")))
     await scope.must(scope.actors["workloads"], Spawn("t2", "zebra", 1, 0, 1))
@@ -53,89 +53,89 @@ async def test_a_victim_is_told_by_whom_only_if_that_is_of_its_tenant(scope: Sco
 
 
 @story
-async def test_victims_that_free_more_than_is_needed_leave_the_rest_to_others(scope: Scope) -> None:
-    weak = await spawned(scope, "weak", 2, cpu="2")
-    (strong,) = await spawned(scope, "strong", cpu="3", priority="high")
+async def test_surplus_freed_by_victims_is_available_to_others(scope: Scope) -> None:
+    weak = await spawn_replicas(scope, "weak", 2, cpu="2")
+    (strong,) = await spawn_replicas(scope, "strong", cpu="3", priority="high")
     for key in weak:
         await bind(scope, key)
     await scope.must(scope.actors["scheduler"], reserve(scope, strong, *weak))
-    assert held(scope, "n1") == 4000
-    await move(scope, weak[0], "stop", "stopped")
-    assert held(scope, "n1") == 3000, "2 still held by a victim, 1 by the reservation"
-    await move(scope, weak[1], "stop", "stopped")
-    assert held(scope, "n1") == 3000
+    assert used_on(scope, "n1") == 4000
+    await commit_transitions(scope, weak[0], "stop", "stopped")
+    assert used_on(scope, "n1") == 3000, "2 used by a victim, 1 by the reservation"
+    await commit_transitions(scope, weak[1], "stop", "stopped")
+    assert used_on(scope, "n1") == 3000
 
 
 @story
-async def test_a_victim_that_comes_again_under_its_name_is_no_victim(scope: Scope) -> None:
-    """F24: forgotten, and spawned anew, it is in its first attempt again; but nobody waits for that one."""
+async def test_respawned_victim_is_not_a_victim(scope: Scope) -> None:
+    """F24: forgotten and spawned again, it is in its first attempt, but the reservation does not wait for it."""
     workloads = scope.actors["workloads"]
-    (weak,) = await spawned(scope, "weak", cpu="3")
-    (strong,) = await spawned(scope, "strong", cpu="4", priority="high")
+    (weak,) = await spawn_replicas(scope, "weak", cpu="3")
+    (strong,) = await spawn_replicas(scope, "strong", cpu="4", priority="high")
     await bind(scope, weak)
     await scope.must(scope.actors["scheduler"], reserve(scope, strong, weak))
-    await move(scope, weak, "stop", "stopped")
+    await commit_transitions(scope, weak, "stop", "stopped")
     await scope.must(workloads, Forget(weak, scope.at(weak)))
     await scope.must(workloads, Spawn("t1", "weak", 1, 0, 1))
     await bind(scope, weak, "n2")
-    assert (held(scope, "n1"), held(scope, "n2")) == (4000, 3000)
+    assert (used_on(scope, "n1"), used_on(scope, "n2")) == (4000, 3000)
     await bind(scope, strong)
-    assert (held(scope, "n1"), held(scope, "n2")) == (4000, 3000)
-    await move(scope, weak, "remove", "stop", "stopped")
-    assert (held(scope, "n1"), held(scope, "n2")) == (4000, 0)
+    assert (used_on(scope, "n1"), used_on(scope, "n2")) == (4000, 3000)
+    await commit_transitions(scope, weak, "remove", "stop", "stopped")
+    assert (used_on(scope, "n1"), used_on(scope, "n2")) == (4000, 0)
 
 
 @story
-async def test_a_device_passes_from_victim_to_preemptor_and_to_nobody_between(scope: Scope) -> None:
-    (weak,) = await spawned(scope, "weak", devices=GPU, cpu="1")
-    (strong,) = await spawned(scope, "strong", devices=GPU, cpu="1", priority="high")
-    (third,) = await spawned(scope, "third", devices=GPU, cpu="1", priority="top")
+async def test_device_passes_from_victim_to_preemptor_only(scope: Scope) -> None:
+    (weak,) = await spawn_replicas(scope, "weak", devices=GPU, cpu="1")
+    (strong,) = await spawn_replicas(scope, "strong", devices=GPU, cpu="1", priority="high")
+    (third,) = await spawn_replicas(scope, "third", devices=GPU, cpu="1", priority="top")
     await bind(scope, weak, devices={"gpu-0": 1000})
     await scope.must(scope.actors["scheduler"], reserve(scope, strong, weak, devices={"gpu-0": 1000}))
     taking = Bind(third, scope.at(third), "n1", T1, {"gpu-0": 1000})
     assert await scope.refused(scope.actors["scheduler"], taking) is Code.DEVICE_TAKEN
-    await move(scope, weak, "stop", "stopped")
+    await commit_transitions(scope, weak, "stop", "stopped")
     assert await scope.refused(scope.actors["scheduler"], taking) is Code.DEVICE_TAKEN
     await bind(scope, strong, devices={"gpu-0": 1000})
     await bind(scope, third, devices={"gpu-1": 1000})
 
 
 @story
-async def test_a_reservation_that_is_given_up_leaves_its_victims_draining_and_the_room_free(scope: Scope) -> None:
-    """F24: the preemptor goes, and its reservation with it."""
-    (weak,) = await spawned(scope, "weak", cpu="3")
-    (strong,) = await spawned(scope, "strong", cpu="4", priority="high")
+async def test_cancelled_preemptor_releases_reservation_while_victims_drain(scope: Scope) -> None:
+    """F24: the preemptor is cancelled, and its reservation with it."""
+    (weak,) = await spawn_replicas(scope, "weak", cpu="3")
+    (strong,) = await spawn_replicas(scope, "strong", cpu="4", priority="high")
     await bind(scope, weak)
     await scope.must(scope.actors["scheduler"], reserve(scope, strong, weak))
-    await move(scope, strong, "cancel")
-    assert held(scope, "n1") == 3000
-    await move(scope, weak, "stop", "stopped")
-    assert held(scope, "n1") == 0
+    await commit_transitions(scope, strong, "cancel")
+    assert used_on(scope, "n1") == 3000
+    await commit_transitions(scope, weak, "stop", "stopped")
+    assert used_on(scope, "n1") == 0
 
 
 @story
-async def test_a_reservation_left_behind_is_reclaimed_after_its_wait(scope: Scope) -> None:
-    """F19: a crash between reserving and binding."""
-    (key,) = await spawned(scope, "w")
+async def test_abandoned_reservation_is_reclaimed_after_wait(scope: Scope) -> None:
+    """F19: a crash between reserve and bind."""
+    (key,) = await spawn_replicas(scope, "w")
     await scope.must(scope.actors["scheduler"], reserve(scope, key))
-    actor, claim = moving(scope, key, "reclaim")
+    actor, claim = transition_claim(scope, key, "reclaim")
     assert await scope.refused(actor, claim) is Code.WAIT
     await scope.take_over()
     scope.clock.at_ms += 59_999
     assert await scope.refused(actor, claim) is Code.WAIT, "a new authority counts from its takeover"
     scope.clock.at_ms += 1
     await scope.must(actor, claim)
-    assert held(scope, "n1") == 0
+    assert used_on(scope, "n1") == 0
 
 
-async def twice_preempted(scope: Scope) -> tuple[str, str, str]:
-    """A victim that was queued again and bound again while its first patron still waits, and preempted by a second one."""
-    (victim,) = await spawned(scope, "victim", cpu="4")
-    (first,) = await spawned(scope, "zz-first", cpu="1", priority="high")
-    (second,) = await spawned(scope, "aa-second", cpu="3", priority="top")
+async def preempt_twice(scope: Scope) -> tuple[str, str, str]:
+    """A victim that was requeued and bound again while its first preemptor waits, and was preempted by a second one."""
+    (victim,) = await spawn_replicas(scope, "victim", cpu="4")
+    (first,) = await spawn_replicas(scope, "zz-first", cpu="1", priority="high")
+    (second,) = await spawn_replicas(scope, "aa-second", cpu="3", priority="top")
     await bind(scope, victim)
     await scope.must(scope.actors["scheduler"], reserve(scope, first, victim))
-    await move(scope, victim, "stop", "stopped", "requeue")
+    await commit_transitions(scope, victim, "stop", "stopped", "requeue")
     await scope.must(OPERATOR, Apply(node("n1", "5", gpus=2)))
     await bind(scope, victim)
     await scope.must(scope.actors["scheduler"], reserve(scope, second, victim))
@@ -143,46 +143,46 @@ async def twice_preempted(scope: Scope) -> tuple[str, str, str]:
 
 
 @story
-async def test_a_victim_in_a_later_attempt_is_no_longer_the_first_patrons(scope: Scope) -> None:
-    victim, first, _ = await twice_preempted(scope)
-    assert held(scope, "n1") == 5000
+async def test_victim_in_later_attempt_frees_nothing_for_first_preemptor(scope: Scope) -> None:
+    victim, first, _ = await preempt_twice(scope)
+    assert used_on(scope, "n1") == 5000
     await bind(scope, first)
-    await move(scope, victim, "stop", "stopped")
-    assert held(scope, "n1") == 4000
+    await commit_transitions(scope, victim, "stop", "stopped")
+    assert used_on(scope, "n1") == 4000
 
 
 @story
-async def test_after_a_takeover_a_victim_still_belongs_to_its_latest_patron(scope: Scope) -> None:
-    """F20: else the second reservation would never be counted in full, and the room be sold twice."""
-    victim, _, _ = await twice_preempted(scope)
+async def test_victim_belongs_to_latest_preemptor_after_takeover(scope: Scope) -> None:
+    """F20: otherwise the second reservation is never charged in full, and its capacity sold twice."""
+    victim, _, _ = await preempt_twice(scope)
     await scope.take_over()
-    await move(scope, victim, "stop", "stopped")
-    assert held(scope, "n1") == 4000, "1 and 3: both reservations in full"
+    await commit_transitions(scope, victim, "stop", "stopped")
+    assert used_on(scope, "n1") == 4000, "1 and 3: both reservations in full"
 
 
 @story
-async def test_victims_are_weaker_on_that_node_and_still_running(scope: Scope) -> None:
-    (weak,) = await spawned(scope, "weak")
-    (equal,) = await spawned(scope, "equal")
+async def test_victim_must_be_weaker_running_and_on_same_node(scope: Scope) -> None:
+    (weak,) = await spawn_replicas(scope, "weak")
+    (equal,) = await spawn_replicas(scope, "equal")
     await bind(scope, weak)
     assert await scope.refused(scope.actors["scheduler"], reserve(scope, equal, weak)) is Code.VICTIMS
-    (strong,) = await spawned(scope, "strong", priority="high")
+    (strong,) = await spawn_replicas(scope, "strong", priority="high")
     assert await scope.refused(scope.actors["scheduler"], reserve(scope, strong, weak, on="n2")) is Code.VICTIMS
-    await move(scope, weak, "remove")
+    await commit_transitions(scope, weak, "remove")
     assert await scope.refused(scope.actors["scheduler"], reserve(scope, strong, weak)) is Code.VICTIMS
 
 
 @story
-async def test_a_reservation_is_bound_as_it_was_made_or_not_at_all(scope: Scope) -> None:
-    (key,) = await spawned(scope, "w")
+async def test_reservation_binds_only_to_its_own_node(scope: Scope) -> None:
+    (key,) = await spawn_replicas(scope, "w")
     await scope.must(scope.actors["scheduler"], reserve(scope, key))
     assert await scope.refused(scope.actors["scheduler"], Bind(key, scope.at(key), "n2", T1)) is Code.INVALID
 
 
 @story
-async def test_reserved_members_of_a_gang_are_bound_together_too(scope: Scope) -> None:
-    """F25: a reservation is not a binding; one by one they would break the gang's promise."""
-    a, b = await spawned(scope, "g", 2, gang=2)
+async def test_reserved_gang_members_bind_only_together(scope: Scope) -> None:
+    """F25: a reservation is not a binding; single binds would split the gang."""
+    a, b = await spawn_replicas(scope, "g", 2, gang=2)
     scheduler = scope.actors["scheduler"]
     await scope.must(scheduler, reserve(scope, a))
     await scope.must(scheduler, reserve(scope, b))
@@ -192,19 +192,19 @@ async def test_reserved_members_of_a_gang_are_bound_together_too(scope: Scope) -
 
 
 @story
-async def test_a_gang_binds_what_fits_of_it_if_that_is_enough(scope: Scope) -> None:
-    members = await spawned(scope, "g", 3, gang=2, cpu="2")
+async def test_gang_binds_fitting_members_if_minimum_is_met(scope: Scope) -> None:
+    members = await spawn_replicas(scope, "g", 3, gang=2, cpu="2")
     binds = tuple(Bind(key, scope.at(key), "n1", T1) for key in members)
     assert await scope.must(scope.actors["scheduler"], BindGang(binds)) == [2]
     last = members[2]
     await bind(scope, last, "n2")
-    assert held(scope, "n2") == 2000, "once the gang stands, a straggler may join alone"
+    assert used_on(scope, "n2") == 2000, "after the minimum is bound, a member may bind alone"
 
 
 @story
-async def test_a_claim_cannot_name_the_revision_of_what_is_not_committed_yet(scope: Scope) -> None:
-    """`at: -1` is what an uncommitted change looks like from inside; from outside it is seen by nobody."""
-    (key,) = await spawned(scope, "w")
+async def test_claim_with_uncommitted_revision_is_refused(scope: Scope) -> None:
+    """Inside a batch an uncommitted change has revision -1, which no client can have seen."""
+    (key,) = await spawn_replicas(scope, "w")
     scheduler = scope.actors["scheduler"]
     first, second = await scope.ask(scheduler, reserve(scope, key), Bind(key, -1, "n1", T1))
     assert isinstance(first, Accepted)
@@ -214,9 +214,9 @@ async def test_a_claim_cannot_name_the_revision_of_what_is_not_committed_yet(sco
 
 
 @story
-async def test_a_node_that_moves_zone_is_counted_there_by_the_next_claim_of_the_same_batch(scope: Scope) -> None:
+async def test_zone_change_of_node_counts_for_next_claim_of_batch(scope: Scope) -> None:
     apart = Placement(anti_affinity=(Affinity(label_selector={"app": "x"}, topology_key="zone"),))
-    a, b = await spawned(scope, "w", 2, placement=apart, labels={"app": "x"})
+    a, b = await spawn_replicas(scope, "w", 2, placement=apart, labels={"app": "x"})
     await bind(scope, a, "n1")
     moved = await scope.operation(OPERATOR, Apply(node("n1", gpus=2, zone="b")))
     into = await scope.operation(scope.actors["scheduler"], Bind(b, scope.at(b), "n2", T1))
@@ -226,21 +226,21 @@ async def test_a_node_that_moves_zone_is_counted_there_by_the_next_claim_of_the_
 
 
 @story
-async def test_a_quota_that_shrinks_lists_its_excess_and_admits_nothing_more(scope: Scope) -> None:
-    """F27: what runs stays charged; the sum may stand above the limit, and may not grow."""
-    a, b, c = await spawned(scope, "w", 3, cpu="2")
+async def test_shrunk_quota_lists_excess_and_admits_no_more(scope: Scope) -> None:
+    """F27: running replicas stay charged; the sum may exceed the limit but not grow."""
+    a, b, c = await spawn_replicas(scope, "w", 3, cpu="2")
     await bind(scope, a)
     await bind(scope, b)
     await scope.must(OPERATOR, Apply(tenant("t1", "3")))
     assert dict(scope.books.excess()) == {"tenant/t1": "cpu 1"}
     assert await scope.refused(scope.actors["scheduler"], Bind(c, scope.at(c), "n2", T1)) is Code.OVER_QUOTA
-    await move(scope, a, "remove", "stop", "stopped")
+    await commit_transitions(scope, a, "remove", "stop", "stopped")
     assert dict(scope.books.excess()) == {}
 
 
 @story
-async def test_a_node_that_shrinks_keeps_what_runs_and_takes_nothing_more(scope: Scope) -> None:
-    a, b = await spawned(scope, "w", 2, cpu="2")
+async def test_shrunk_node_keeps_running_replicas_and_admits_no_more(scope: Scope) -> None:
+    a, b = await spawn_replicas(scope, "w", 2, cpu="2")
     await bind(scope, a)
     await scope.must(OPERATOR, Apply(node("n1", "1")))
     assert dict(scope.books.excess()) == {"node/n1": "cpu 1"}
@@ -248,9 +248,9 @@ async def test_a_node_that_shrinks_keeps_what_runs_and_takes_nothing_more(scope:
 
 
 @story
-async def test_refusals_come_in_the_order_of_the_guards(scope: Scope) -> None:
-    """Role, lease, the object, its revision, its phase, the node, the fit, the devices, the grant."""
-    (key,) = await spawned(scope, "w", cpu="9", devices=GPU)
+async def test_refusals_follow_order_of_guards(scope: Scope) -> None:
+    """Role, lease, object, revision, phase, node, fit, devices, grant."""
+    (key,) = await spawn_replicas(scope, "w", cpu="9", devices=GPU)
     good = scope.actors["scheduler"]
     stale = type(good)(good.name, good.role, good.lease, good.epoch + 1)
     everything_wrong = Bind("replica/t1/none-0", 1, "n9", "tenant/t9", {"gpu-9": 1})

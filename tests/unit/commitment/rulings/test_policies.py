@@ -1,4 +1,4 @@
-"""Which policy is in force, and for how long? Publication, rollback, and what comes on lease from the scope above."""
+"""Policies in force: publication, rollback, leased policies, permits for node resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from remit.model.metadata import Metadata
 from remit.model.policies import PolicyAllow, PolicyMatch, PolicyRule
 from remit.model.resources import Duration
 from tests.properties.authority_world import OPERATOR, USER, Scope, story
-from tests.unit.commitment.authority_fixture import T1, bind, spawned
+from tests.unit.commitment.authority_fixture import T1, bind, spawn_replicas
 
 MINUTE = Duration(60_000)
 
@@ -24,23 +24,23 @@ def policy(name: str, *zones: str) -> Policy:
     return Policy(metadata=Metadata(name=name), spec=only_in(*zones))
 
 
-def adopted(scope: Scope, number: int, *zones: str, ttl: Duration = MINUTE, asked_ms: int | None = None) -> Adopt:
+def adopt_claim(scope: Scope, number: int, *zones: str, ttl: Duration = MINUTE, asked_ms: int | None = None) -> Adopt:
     return Adopt(number, {"p": only_in(*zones)}, ttl, scope.clock.at_ms if asked_ms is None else asked_ms)
 
 
 @story
-async def test_a_rollback_publishes_what_was_in_force_then_as_a_new_revision(scope: Scope) -> None:
+async def test_rollback_republishes_old_policies_as_new_revision(scope: Scope) -> None:
     assert await scope.must(OPERATOR, Apply(policy("p", "a"))) == [1]
     await scope.must(OPERATOR, Apply(policy("p", "b")), Apply(policy("q", "a", "b")))
-    (key, other) = await spawned(scope, "w", 2)
+    (key, other) = await spawn_replicas(scope, "w", 2)
     scheduler = scope.actors["scheduler"]
     assert await scope.refused(scheduler, Bind(key, scope.at(key), "n1", T1)) is Code.POLICY
     assert await scope.must(OPERATOR, Rollback(1)) == [4]
-    assert scope.books.keys("policy/") == ["policy/p"], "what was not there then is not there now"
+    assert scope.books.keys("policy/") == ["policy/p"], "policies added later are gone"
     assert scope.row("policy/p")["spec"]["rules"][0]["allow"] == {"zones": ["a"]}
     await bind(scope, key)
     assert scope.row(key)["status"]["policy"] == 4
-    assert await scope.must(OPERATOR, Rollback(3)) == [5], "and forward again"
+    assert await scope.must(OPERATOR, Rollback(3)) == [5], "a rollback can be rolled back"
     assert scope.books.keys("policy/") == ["policy/p", "policy/q"]
     await scope.take_over()
     assert await scope.refused(scheduler, Bind(other, scope.at(other), "n1", T1)) is Code.POLICY
@@ -49,20 +49,20 @@ async def test_a_rollback_publishes_what_was_in_force_then_as_a_new_revision(sco
 
 
 @story
-async def test_a_policy_that_is_deleted_binds_nobody_any_more(scope: Scope) -> None:
+async def test_deleted_policy_no_longer_restricts_placement(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(policy("p", "b")))
-    (key,) = await spawned(scope, "w")
+    (key,) = await spawn_replicas(scope, "w")
     assert await scope.refused(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1)) is Code.POLICY
     await scope.must(OPERATOR, Delete("Policy", "p"))
     await bind(scope, key)
 
 
 @story
-async def test_past_the_lease_on_its_policy_a_scope_places_nothing(scope: Scope) -> None:
-    """What may have been withdrawn since cannot be checked against."""
+async def test_scope_with_expired_policy_lease_places_nothing(scope: Scope) -> None:
+    """The policy may have been withdrawn since."""
     agent = scope.actors["policy"]
-    await scope.must(agent, adopted(scope, 7, "a"))
-    a, b, c = await spawned(scope, "w", 3)
+    await scope.must(agent, adopt_claim(scope, 7, "a"))
+    a, b, c = await spawn_replicas(scope, "w", 3)
     scheduler = scope.actors["scheduler"]
     scope.clock.at_ms += 59_999
     await bind(scope, a)
@@ -74,109 +74,111 @@ async def test_past_the_lease_on_its_policy_a_scope_places_nothing(scope: Scope)
         assert isinstance(verdict, Refused) and verdict.code is Code.POLICY_LAPSED
         assert verdict.detail == "the lease on policy revision 7 has expired here; it must be renewed from the scope above"
     assert await scope.dump() == before
-    await scope.must(agent, adopted(scope, 7, "a"))
+    await scope.must(agent, adopt_claim(scope, 7, "a"))
     await bind(scope, b)
     scope.clock.on = "boot-2"
     await scope.take_over()
-    assert await scope.refused(scheduler, Bind(c, scope.at(c), "n1", T1)) is Code.POLICY_LAPSED, "whose clock is not this one"
+    assert await scope.refused(scheduler, Bind(c, scope.at(c), "n1", T1)) is Code.POLICY_LAPSED, "another boot's clock"
 
 
 @story
-async def test_a_lease_on_a_policy_counts_from_when_it_was_asked_for_and_the_longer_stands(scope: Scope) -> None:
+async def test_policy_lease_counts_from_request_and_longer_one_wins(scope: Scope) -> None:
     agent = scope.actors["policy"]
-    (key,) = await spawned(scope, "w")
-    assert await scope.refused(agent, adopted(scope, 7, "a", asked_ms=scope.clock.at_ms + 1)) is Code.INVALID
+    (key,) = await spawn_replicas(scope, "w")
+    assert await scope.refused(agent, adopt_claim(scope, 7, "a", asked_ms=scope.clock.at_ms + 1)) is Code.INVALID
     asked_ms = scope.clock.at_ms
     scope.clock.at_ms += 30_000
-    await scope.must(agent, adopted(scope, 7, "a"), adopted(scope, 7, "a", asked_ms=asked_ms))
+    await scope.must(agent, adopt_claim(scope, 7, "a"), adopt_claim(scope, 7, "a", asked_ms=asked_ms))
     scope.clock.at_ms += 59_999
     await bind(scope, key)
     assert scope.row("policyrevision/00000007")["spec"]["deadline"]["atMs"] == asked_ms + 90_000
 
 
 @story
-async def test_one_number_has_one_content_and_the_higher_number_stands(scope: Scope) -> None:
+async def test_policy_revision_number_has_one_content_and_never_decreases(scope: Scope) -> None:
     agent = scope.actors["policy"]
-    assert await scope.must(agent, adopted(scope, 7, "a")) == [7]
-    assert await scope.refused(agent, adopted(scope, 7, "b")) is Code.OPERATION_MISMATCH
-    assert await scope.refused(agent, adopted(scope, 6, "a")) is Code.REVISION
-    assert await scope.must(agent, adopted(scope, 9, "b")) == [9]
+    assert await scope.must(agent, adopt_claim(scope, 7, "a")) == [7]
+    assert await scope.refused(agent, adopt_claim(scope, 7, "b")) is Code.OPERATION_MISMATCH
+    assert await scope.refused(agent, adopt_claim(scope, 6, "a")) is Code.REVISION
+    assert await scope.must(agent, adopt_claim(scope, 9, "b")) == [9]
 
 
 @story
-async def test_where_policies_come_on_lease_none_is_made_or_undone_here(scope: Scope) -> None:
-    """A local one would share their numbers."""
+async def test_scope_with_leased_policies_refuses_local_ones(scope: Scope) -> None:
+    """A local policy would share their revision numbers."""
     await scope.must(OPERATOR, Apply(policy("own", "a")))
-    await scope.must(scope.actors["policy"], adopted(scope, 7, "a"))
+    await scope.must(scope.actors["policy"], adopt_claim(scope, 7, "a"))
     assert await scope.refused(OPERATOR, Apply(policy("own", "b"))) is Code.NOT_OWNER
     assert await scope.refused(OPERATOR, Delete("Policy", "own")) is Code.NOT_OWNER
     assert await scope.refused(OPERATOR, Rollback(1)) is Code.NOT_OWNER
 
 
-# -- what a policy permits of the machines -----------------------------------------------------------------------------
+# -- permits for node resources ----------------------------------------------------------------------------------------
 
 
-def asking(source: str = "", path: str = "", command: str = "true") -> Workload:
+def workload_using(source: str = "", path: str = "", command: str = "true") -> Workload:
     artifacts = (Artifact(source=source, sha256="0" * 64),) if source else ()
     volumes = (Volume(name="v", path="v", host=HostPath(path=path)),) if path else ()
     template = Template(command=(command,), artifacts=artifacts, volumes=volumes)
     return Workload(metadata=Metadata(name="asks", tenant="t1"), spec=WorkloadSpec(type="service", template=template))
 
 
-def permitting(*tenants: str) -> Policy:
+def permit_policy(*tenants: str) -> Policy:
     permit = PolicyPermit(artifact_hosts=("10.0.0.0/8",), host_paths=("/srv/data",))
     rule = PolicyRule(match=PolicyMatch(tenants=tenants), permit=permit)
     return Policy(metadata=Metadata(name="lent"), spec=PolicySpec(rules=(rule,)))
 
 
 @story
-async def test_what_is_not_public_and_no_policy_permits_is_refused_with_its_field_and_the_cure(scope: Scope) -> None:
+async def test_private_source_or_host_path_without_permit_is_refused_with_cure(scope: Scope) -> None:
     """A32."""
     for source in ("http://169.254.169.254/latest/meta-data/", "http://localhost:7420/v1/nodes", "https://10.1.2.3/a"):
-        (verdict,) = await scope.ask(USER, Apply(asking(source)))
+        (verdict,) = await scope.ask(USER, Apply(workload_using(source)))
         assert isinstance(verdict, Refused)
         assert verdict.code is Code.INVALID
         assert verdict.detail.startswith("spec.template.artifacts[0].source: artifacts may not be fetched from this host: ")
         assert verdict.detail.endswith("; use a public host, or let a policy permit it in permit.artifactHosts")
-    (verdict,) = await scope.ask(USER, Apply(asking(path="/srv/data/a")))
+    (verdict,) = await scope.ask(USER, Apply(workload_using(path="/srv/data/a")))
     assert isinstance(verdict, Refused)
     assert verdict.detail.startswith("spec.template.volumes[0].host.path: no policy in force permits the node path /srv/data/a")
-    await scope.must(USER, Apply(asking("https://example.org/a")))
+    await scope.must(USER, Apply(workload_using("https://example.org/a")))
 
 
 @story
-async def test_a_policy_permits_it_to_those_that_it_speaks_of_while_it_stands(scope: Scope) -> None:
-    await scope.must(OPERATOR, Apply(permitting("t2")))
-    assert await scope.refused(USER, Apply(asking("https://10.1.2.3/a"))) is Code.INVALID
-    await scope.must(OPERATOR, Apply(permitting("t1")))
-    await scope.must(USER, Apply(asking("https://10.1.2.3/a", "/srv/data/a")))
+async def test_permit_applies_to_matching_tenants_while_policy_exists(scope: Scope) -> None:
+    await scope.must(OPERATOR, Apply(permit_policy("t2")))
+    assert await scope.refused(USER, Apply(workload_using("https://10.1.2.3/a"))) is Code.INVALID
+    await scope.must(OPERATOR, Apply(permit_policy("t1")))
+    await scope.must(USER, Apply(workload_using("https://10.1.2.3/a", "/srv/data/a")))
     await scope.must(OPERATOR, Delete("Policy", "lent"))
-    await scope.must(USER, Apply(asking("https://10.1.2.3/a", "/srv/data/a")))
-    assert await scope.refused(USER, Apply(asking("https://10.1.2.3/a", "/srv/data/a", "false"))) is Code.INVALID
+    await scope.must(USER, Apply(workload_using("https://10.1.2.3/a", "/srv/data/a")))
+    assert await scope.refused(USER, Apply(workload_using("https://10.1.2.3/a", "/srv/data/a", "false"))) is Code.INVALID
 
 
-def held(**says: str) -> Workload:
-    plain = asking()
-    return replace(plain, spec=replace(plain.spec, template=replace(plain.spec.template, **says)))
+def isolated(**settings: str) -> Workload:
+    plain = workload_using()
+    return replace(plain, spec=replace(plain.spec, template=replace(plain.spec.template, **settings)))
 
 
 @story
-async def test_somebody_of_a_tenant_does_not_say_how_its_work_is_held(scope: Scope) -> None:
-    """An agent is root, and would make whoever may say so root as well, or anybody else of its machine."""
+async def test_member_may_not_weaken_sandbox_or_choose_user(scope: Scope) -> None:
+    """Agents run as root, so a member could become root or any other user of the node."""
     member = replace(USER, tenant="t1")
-    for says, field in (({"sandbox": "none"}, "sandbox"), ({"user": "root"}, "user"), ({"user": "daemon"}, "user")):
-        (verdict,) = await scope.ask(member, Apply(held(**says)))
-        assert isinstance(verdict, Refused) and verdict.code is Code.INVALID, says
-        assert verdict.detail.startswith(f"spec.template.{field}: no policy in force permits workloads of this tenant "), says
-    await scope.must(member, Apply(held(sandbox="bwrap")))
-    await scope.must(OPERATOR, Apply(held(sandbox="none", user="root")))
-    await scope.must(member, Apply(held(sandbox="none", user="root")))  # as it stands
+    for settings, field in (({"sandbox": "none"}, "sandbox"), ({"user": "root"}, "user"), ({"user": "daemon"}, "user")):
+        (verdict,) = await scope.ask(member, Apply(isolated(**settings)))
+        assert isinstance(verdict, Refused) and verdict.code is Code.INVALID, settings
+        assert verdict.detail.startswith(f"spec.template.{field}: no policy in force permits workloads of this tenant "), (
+            settings
+        )
+    await scope.must(member, Apply(isolated(sandbox="bwrap")))
+    await scope.must(OPERATOR, Apply(isolated(sandbox="none", user="root")))
+    await scope.must(member, Apply(isolated(sandbox="none", user="root")))  # unchanged
 
 
 @story
-async def test_a_policy_permits_a_tenant_users_of_the_nodes_and_to_do_without_a_sandbox(scope: Scope) -> None:
+async def test_policy_may_permit_users_and_no_sandbox_to_tenant(scope: Scope) -> None:
     member = replace(USER, tenant="t1")
     rule = PolicyRule(match=PolicyMatch(tenants=("t1",)), permit=PolicyPermit(users=("daemon",), unsandboxed=True))
-    await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name="held"), spec=PolicySpec(rules=(rule,)))))
-    await scope.must(member, Apply(held(sandbox="none", user="daemon")))
-    assert await scope.refused(member, Apply(held(user="root"))) is Code.INVALID
+    await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name="isolated"), spec=PolicySpec(rules=(rule,)))))
+    await scope.must(member, Apply(isolated(sandbox="none", user="daemon")))
+    assert await scope.refused(member, Apply(isolated(user="root"))) is Code.INVALID

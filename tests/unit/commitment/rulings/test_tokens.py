@@ -1,4 +1,4 @@
-"""Whose word is taken? A member's in its own tenant, an agent's on what its node has; and tokens end with what they are for."""
+"""Authority of members, agents and tokens: tenants, nodes, revocation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def the_node(scope: Scope, name: str) -> Node:
 
 
 @story
-async def test_a_member_acts_in_its_own_tenant_whatever_way_the_claim_came(scope: Scope) -> None:
+async def test_member_acts_only_in_own_tenant(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Tenant(metadata=Metadata(name="t9"), spec=TenantSpec(quota=Amount()))))
     ann, bob = Actor("ann", Role.USER, tenant="t1"), Actor("bob", Role.USER, tenant="t9")
     await scope.must(ann, Apply(workload("w")))
@@ -43,7 +43,7 @@ async def test_a_member_acts_in_its_own_tenant_whatever_way_the_claim_came(scope
 
 
 @story
-async def test_an_agent_says_what_its_node_has__and_nothing_that_people_decide(scope: Scope) -> None:
+async def test_agent_may_change_only_facts_of_its_node(scope: Scope) -> None:
     agent, node = scope.actors["agent/n1"], the_node(scope, "n1")
     spec = node.spec
     await scope.must(agent, Apply(replace(node, spec=replace(spec, port=4711))))
@@ -59,7 +59,7 @@ async def test_an_agent_says_what_its_node_has__and_nothing_that_people_decide(s
 
 
 @story
-async def test_a_node_has_no_more_than_its_pool_says(scope: Scope) -> None:
+async def test_node_capacity_is_capped_by_its_pool(scope: Scope) -> None:
     node = the_node(scope, "n1")
     pool = NodePoolSpec(region=node.spec.region, zones=(node.spec.zone,), capacity=node.spec.capacity)
     await scope.must(OPERATOR, Apply(NodePool(metadata=Metadata(name=node.spec.pool), spec=pool)))
@@ -69,7 +69,7 @@ async def test_a_node_has_no_more_than_its_pool_says(scope: Scope) -> None:
 
 
 @story
-async def test_what_a_token_is_for_does_not_change__and_one_that_was_revoked_stays_so(scope: Scope) -> None:
+async def test_token_purpose_is_immutable_and_revocation_final(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(token("a")))
     for other in (replace(token("a").spec, role="admin"), replace(token("a").spec, digest="b" * 64)):
         assert await scope.refused(OPERATOR, Apply(replace(token("a"), spec=other))) is Code.EXISTS
@@ -81,8 +81,8 @@ async def test_what_a_token_is_for_does_not_change__and_one_that_was_revoked_sta
 
 
 @story
-async def test_a_join_token_is_used_up_once(scope: Scope) -> None:
-    """Of two who hold it, the one whose write comes first joins: the other's stands on what is not so any more."""
+async def test_join_token_is_used_once(scope: Scope) -> None:
+    """Of two holders the first to write joins; the other's write has a stale revision."""
     await scope.must(OPERATOR, Apply(token("j", "join", nodes=("n9",))))
     seen = scope.at("token/j")
     await scope.must(OPERATOR, Apply(token("j", "join", nodes=("n9",), revoked=True), expect=seen))
@@ -90,8 +90,8 @@ async def test_a_join_token_is_used_up_once(scope: Scope) -> None:
 
 
 @story
-async def test_whoever_joins_has_its_nodes_for_itself__also_if_two_servers_looked_at_once(scope: Scope) -> None:
-    """A12. What people make is theirs to answer for: a second token for an agent, before the first is revoked."""
+async def test_second_agent_for_joined_node_is_refused(scope: Scope) -> None:
+    """A12. An operator may create a second agent token before revoking the first."""
     one, other, third = (
         token(name, "agent", nodes=nodes) for name, nodes in (("a", ("n8", "n9")), ("b", ("n9",)), ("c", ("n7",)))
     )
@@ -109,15 +109,15 @@ async def test_whoever_joins_has_its_nodes_for_itself__also_if_two_servers_looke
 
 
 @story
-async def test_whoever_takes_over_knows_the_tokens__they_are_revoked_and_used_up_as_before(scope: Scope) -> None:
-    """A03, A04, A12: a server that was started anew must still be able to turn somebody out."""
+async def test_takeover_keeps_token_revocations_and_digests(scope: Scope) -> None:
+    """A03, A04, A12: a restarted server must still refuse revoked tokens."""
     joined = token("agent", "agent", nodes=("n9",))
     joined = replace(joined, spec=replace(joined.spec, joined=True))
     await scope.must(OPERATOR, Apply(Tenant(metadata=Metadata(name="t9"), spec=TenantSpec(quota=Amount()))))
     await scope.must(OPERATOR, Apply(token("a")), Apply(token("gone", revoked=True)), Apply(token("m", "member", tenant="t9")))
     await scope.must(OPERATOR, Apply(joined))
     await scope.take_over()
-    assert await scope.refused(OPERATOR, Apply(token("gone"))) is Code.EXISTS, "what was revoked stays so"
+    assert await scope.refused(OPERATOR, Apply(token("gone"))) is Code.EXISTS, "revocation is final"
     forged = replace(token("mallory"), spec=replace(token("mallory").spec, digest=token("a").spec.digest))
     assert await scope.refused(OPERATOR, Apply(forged)) is Code.EXISTS
     second = token("second", "agent", nodes=("n9",))
@@ -126,16 +126,16 @@ async def test_whoever_takes_over_knows_the_tokens__they_are_revoked_and_used_up
     assert scope.row("token/a")["spec"]["revoked"] and scope.row("token/m")["spec"]["revoked"]
 
 
-def test_every_kind_of_row_is_read_by_whoever_takes_over() -> None:
-    """One that is left out is there in the store, and unknown to the authority after the next start."""
-    apart = {"Grant", "Replica", "Event", "Decision"}  # each in its own way
+def test_takeover_loads_every_kind_of_row() -> None:
+    """A kind left out would be in the store but unknown to the authority after a restart."""
+    apart = {"Grant", "Replica", "Event", "Decision"}  # loaded separately
     assert sorted(apart | {*KINDS_BEFORE_REPLICAS, *KINDS_AFTER_REPLICAS}) == sorted(
         kind.__name__ for kind in get_args(AnyObject)
     )
 
 
 @story
-async def test_tokens_end_with_their_tenant_and_with_the_last_of_their_nodes(scope: Scope) -> None:
+async def test_tokens_are_revoked_with_their_tenant_or_last_node(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Tenant(metadata=Metadata(name="t9"), spec=TenantSpec(quota=Amount()))))
     await scope.must(OPERATOR, Apply(token("m", "member", tenant="t9")), Apply(token("both", "agent", nodes=("n1", "n2"))))
     await scope.must(OPERATOR, Apply(token("one", "agent", nodes=("n1",))), Apply(token("all")))
@@ -146,11 +146,11 @@ async def test_tokens_end_with_their_tenant_and_with_the_last_of_their_nodes(sco
 
 
 @story
-async def test_no_two_tokens_have_one_digest(scope: Scope) -> None:
-    """Whoever joins names the digest of its token itself: it must not be another's, who would be taken for that agent then."""
+async def test_duplicate_token_digest_is_refused(scope: Scope) -> None:
+    """A joining agent sends its own digest: with another token's digest it would be taken for that token."""
     await scope.must(OPERATOR, Apply(token("grace", "admin")))
     forged = token("mallory", "agent", nodes=("n9",))
     forged = replace(forged, spec=replace(forged.spec, digest=token("grace").spec.digest))
     assert await scope.refused(OPERATOR, Apply(forged)) is Code.EXISTS
     await scope.must(OPERATOR, Apply(token("grace", "admin", revoked=True)))
-    assert await scope.refused(OPERATOR, Apply(forged)) is Code.EXISTS, "what was revoked stays so"
+    assert await scope.refused(OPERATOR, Apply(forged)) is Code.EXISTS, "revocation does not free a digest"

@@ -1,4 +1,4 @@
-"""Is nobody woken for what asks for nothing yet, and is it looked at in time all the same?"""
+"""Deferred reconciles: changes without urgency are coalesced and still handled in time."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ from remit.model.claims import Apply
 from remit.model.records import Phase, Replica
 from remit.model.resources import Duration
 from tests.properties.authority_world import OPERATOR, node
-from tests.unit.correction.controller_fixture import TEMPO, Table, replica, said, short, work
-from tests.unit.correction.framework.test_loop import CADENCE, Room, room
+from tests.unit.correction.controller_fixture import TEMPO, ControllerBench, claim_words, condition_reasons, replica, work
+from tests.unit.correction.framework.test_loop import CADENCE, LoopBench, loop_test
 
 KEY = "workload/t1/w"
 ONE = "replica/t1/w-0"
-PATIENCE_MS = condition_debounce_ms(TEMPO)
-SOON = RequeueCoalesced(KEY, PATIENCE_MS)
+DEBOUNCE_MS = condition_debounce_ms(TEMPO)
+SOON = RequeueCoalesced(KEY, DEBOUNCE_MS)
 
 
-class Listening:
-    """The controller of workloads on a board, and what each change is news to."""
+class WorkloadBench:
+    """The workload controller on a cache, with the keys that each change triggers."""
 
     def __init__(self, *things: Any, tempo: Timing = TEMPO) -> None:
-        self.table = Table()
+        self.table = ControllerBench()
         self.workloads = WorkloadController(DesiredReplicas(self.table.board), self.table.clock, tempo)
-        self.heard: list[KeyTrigger] = []
+        self.triggers: list[KeyTrigger] = []
         self.table.board.subscribe(self)
         self.write(*things)
 
     def on_change(self, key: str, old: Any, new: Any) -> None:
-        self.heard += self.workloads.keys_for(key, old, new)
+        self.triggers += self.workloads.keys_for(key, old, new)
 
     def on_commit(self) -> None:
         pass
 
     def write(self, *things: Any, drop: Iterable[str] = ()) -> list[KeyTrigger]:
-        """One commit: what it is news to."""
-        self.heard = []
+        """Write one commit, and return the keys it triggers."""
+        self.triggers = []
         self.table.write(*things, drop=drop)
-        return self.heard
+        return self.triggers
 
-    def told(self) -> dict[str, tuple[str, str]]:
-        return said(self.table.look(self.workloads, KEY))
+    def conditions(self) -> dict[str, tuple[str, str]]:
+        return condition_reasons(self.table.reconcile(self.workloads, KEY))
 
 
-def a_job(*phases: str, replicas: int = 1, **more: Any) -> list[Any]:
-    """As an authority writes it: replicas come before their workload."""
+def job_rows(*phases: str, replicas: int = 1, **more: Any) -> list[Any]:
+    """In the order of an authority: replicas before their workload."""
     declared, first = work("w", replicas, type_="job", **more)
     return [first, *(replica("w", n, phase) for n, phase in enumerate(phases)), declared]
 
@@ -67,192 +67,194 @@ def on(phase: str, **status: Any) -> Replica:
 # -- workloads -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_came_with_all_its_replicas_is_looked_at_after_the_patience() -> None:
-    listening = Listening(*a_job("pending", "pending", replicas=2))
-    assert set(listening.heard) == {SOON}
-    assert short(listening.table.look(listening.workloads, KEY)) == []
+def test_job_with_all_replicas_is_reconciled_after_debounce() -> None:
+    bench = WorkloadBench(*job_rows("pending", "pending", replicas=2))
+    assert set(bench.triggers) == {SOON}
+    assert claim_words(bench.table.reconcile(bench.workloads, KEY)) == []
 
 
-def test_one_that_lacks_some_or_has_a_schedule_or_goes_is_looked_at_right_away() -> None:
-    assert KEY in Listening(*a_job()).heard
-    assert KEY in Listening(*a_job("pending", replicas=2)).heard
-    assert KEY in Listening(*a_job("pending", schedule="0 3 * * *")).heard
+def test_incomplete_scheduled_or_deleted_job_is_reconciled_at_once() -> None:
+    assert KEY in WorkloadBench(*job_rows()).triggers
+    assert KEY in WorkloadBench(*job_rows("pending", replicas=2)).triggers
+    assert KEY in WorkloadBench(*job_rows("pending", schedule="0 3 * * *")).triggers
     declared, first = work("w", 1, type_="job")
     going = replace(declared, metadata=replace(declared.metadata, deleting=True))
-    assert KEY in Listening(first, on("pending"), going).heard
+    assert KEY in WorkloadBench(first, on("pending"), going).triggers
 
 
-def test_a_service_or_a_daemon_is_looked_at_right_away__however_full_it_is() -> None:
+def test_service_and_daemon_are_reconciled_at_once() -> None:
     for type_ in ("service", "daemon"):
         declared, first = work("w", 1, type_=type_)
-        listening = Listening(first, on("pending"), declared)
-        assert KEY in listening.heard, type_
-        assert listening.write(on("bound")) == [KEY], type_
+        bench = WorkloadBench(first, on("pending"), declared)
+        assert KEY in bench.triggers, type_
+        assert bench.write(on("bound")) == [KEY], type_
 
 
-def test_the_patience_is_that_of_the_tempo() -> None:
+def test_debounce_is_derived_from_heartbeat_timing() -> None:
     tempo = Timing(100)
-    assert set(Listening(*a_job("pending"), tempo=tempo).heard) == {RequeueCoalesced(KEY, condition_debounce_ms(tempo))}
+    assert set(WorkloadBench(*job_rows("pending"), tempo=tempo).triggers) == {
+        RequeueCoalesced(KEY, condition_debounce_ms(tempo))
+    }
 
 
-def test_a_job_with_a_short_deadline_is_looked_at_when_that_has_passed() -> None:
-    listening = Listening(*a_job("pending", deadline=Duration(1_000)))
-    assert RequeueCoalesced(KEY, 1_000) in listening.heard
-    listening.table.clock.at_ms += 1_000
-    assert listening.told()["Failed"] == ("True", "DeadlineExceeded")
+def test_job_with_short_deadline_is_reconciled_at_deadline() -> None:
+    bench = WorkloadBench(*job_rows("pending", deadline=Duration(1_000)))
+    assert RequeueCoalesced(KEY, 1_000) in bench.triggers
+    bench.table.clock.at_ms += 1_000
+    assert bench.conditions()["Failed"] == ("True", "DeadlineExceeded")
 
 
-def test_a_jobs_replica_on_its_way_is_looked_at_later__one_that_ends_or_fails_right_away() -> None:
-    listening = Listening(*a_job("pending"))
+def test_job_replica_progress_is_deferred_and_end_is_immediate() -> None:
+    bench = WorkloadBench(*job_rows("pending"))
     for phase in ("reserved", "bound", "starting", "running"):
-        assert listening.write(on(phase)) == [SOON], phase
+        assert bench.write(on(phase)) == [SOON], phase
     for phase in ("finished", "failed", "unknown", "draining", "released"):
-        assert listening.write(on(phase)) == [KEY], phase
-        assert listening.write(on("running")) == [KEY], f"back from {phase}"
-    assert listening.write(drop=[ONE]) == [KEY]
-    assert listening.write(on("pending")) == [KEY], "one that is made for a workload that was there"
+        assert bench.write(on(phase)) == [KEY], phase
+        assert bench.write(on("running")) == [KEY], f"back from {phase}"
+    assert bench.write(drop=[ONE]) == [KEY]
+    assert bench.write(on("pending")) == [KEY], "a new replica of an existing workload"
 
 
-def test_news_of_a_job_that_goes_is_looked_at_right_away() -> None:
-    listening = Listening(*a_job("pending"))
-    declared = listening.table.board.get(KEY)
-    assert listening.write(replace(declared, metadata=replace(declared.metadata, deleting=True))) == [KEY]
-    assert listening.write(on("bound")) == [KEY]
+def test_changes_of_deleted_job_are_reconciled_at_once() -> None:
+    bench = WorkloadBench(*job_rows("pending"))
+    declared = bench.table.board.get(KEY)
+    assert bench.write(replace(declared, metadata=replace(declared.metadata, deleting=True))) == [KEY]
+    assert bench.write(on("bound")) == [KEY]
 
 
-def test_what_moves_without_a_workload_is_looked_at_right_away() -> None:
-    listening = Listening(on("pending"))
-    assert listening.heard == [SOON], "its workload comes with it"
-    assert listening.write(on("bound")) == [KEY]
+def test_replica_without_workload_is_reconciled_at_once() -> None:
+    bench = WorkloadBench(on("pending"))
+    assert bench.triggers == [SOON], "its workload is in the same commit"
+    assert bench.write(on("bound")) == [KEY]
 
 
-def test_of_a_job_that_waits_it_is_said_once_that_has_lasted__and_that_it_was_admitted() -> None:
-    listening = Listening(*a_job("pending"))
-    listening.table.clock.at_ms += PATIENCE_MS
-    assert listening.told() == {"Admitted": ("True", "Accepted"), "Scheduled": ("False", "Queued")}
+def test_waiting_job_reports_queued_and_admitted_after_debounce() -> None:
+    bench = WorkloadBench(*job_rows("pending"))
+    bench.table.clock.at_ms += DEBOUNCE_MS
+    assert bench.conditions() == {"Admitted": ("True", "Accepted"), "Scheduled": ("False", "Queued")}
 
 
-def test_of_a_job_that_is_placed_by_then_both_are_said_at_once() -> None:
-    listening = Listening(*a_job("pending"))
-    listening.write(on("running"))
-    listening.table.clock.at_ms += PATIENCE_MS - 1
-    assert listening.told() == {}
-    listening.table.clock.at_ms += 1
-    assert listening.told() == {"Admitted": ("True", "Accepted"), "Scheduled": ("True", "AllBound")}
+def test_job_placed_within_debounce_reports_both_at_once() -> None:
+    bench = WorkloadBench(*job_rows("pending"))
+    bench.write(on("running"))
+    bench.table.clock.at_ms += DEBOUNCE_MS - 1
+    assert bench.conditions() == {}
+    bench.table.clock.at_ms += 1
+    assert bench.conditions() == {"Admitted": ("True", "Accepted"), "Scheduled": ("True", "AllBound")}
 
 
-def test_of_one_that_was_looked_at_what_is_so_must_have_lasted() -> None:
-    listening = Listening(*a_job("pending", replicas=1))
-    declared = listening.table.board.get(KEY)
-    listening.write(replace(declared, metadata=replace(declared.metadata, annotations={"a": "b"})))
-    listening.workloads.conditions._pending_updates.clear()
-    assert listening.told() == {}, "from now on it counts"
-    listening.write(on("running"))
-    listening.table.clock.at_ms += PATIENCE_MS
-    assert listening.told() == {"Admitted": ("True", "Accepted")}
-    listening.table.clock.at_ms += PATIENCE_MS
-    assert listening.told()["Scheduled"] == ("True", "AllBound")
+def test_condition_needs_debounce_after_earlier_reconcile() -> None:
+    bench = WorkloadBench(*job_rows("pending", replicas=1))
+    declared = bench.table.board.get(KEY)
+    bench.write(replace(declared, metadata=replace(declared.metadata, annotations={"a": "b"})))
+    bench.workloads.conditions._pending_updates.clear()
+    assert bench.conditions() == {}, "the debounce starts now"
+    bench.write(on("running"))
+    bench.table.clock.at_ms += DEBOUNCE_MS
+    assert bench.conditions() == {"Admitted": ("True", "Accepted")}
+    bench.table.clock.at_ms += DEBOUNCE_MS
+    assert bench.conditions()["Scheduled"] == ("True", "AllBound")
 
 
-def test_of_a_job_that_is_over_by_then_only_that_is_said() -> None:
-    listening = Listening(*a_job("pending"))
-    listening.write(on("released", result="ok"))
-    listening.table.clock.at_ms += PATIENCE_MS
-    assert listening.told() == {"Complete": ("True", "Done")}
+def test_job_finished_within_debounce_reports_only_complete() -> None:
+    bench = WorkloadBench(*job_rows("pending"))
+    bench.write(on("released", result="ok"))
+    bench.table.clock.at_ms += DEBOUNCE_MS
+    assert bench.conditions() == {"Complete": ("True", "Done")}
 
 
-def test_nothing_is_kept_of_a_job_that_is_gone() -> None:
-    listening = Listening(*a_job("pending"))
-    listening.write(drop=[ONE, KEY])
-    assert not listening.workloads.conditions._pending_updates
+def test_deleted_job_leaves_no_pending_conditions() -> None:
+    bench = WorkloadBench(*job_rows("pending"))
+    bench.write(drop=[ONE, KEY])
+    assert not bench.workloads.conditions._pending_updates
 
 
 # -- repair ----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", ["reserved", "bound", "starting"])
-def test_a_wait_that_begins_is_looked_at_when_it_is_over(phase: str) -> None:
-    table = Table()
+def test_phase_timeout_is_reconciled_when_it_ends(phase: str) -> None:
+    table = ControllerBench()
     repair = RepairController(DesiredReplicas(table.board), table.clock)
     limit_ms = PHASE_TIMEOUTS[Phase(phase)].limit_ms + LIMIT_MARGIN_MS
     before = replica("w", 0, "pending")
     table.write(replica("w", 0, phase, "n1"))
     assert list(repair.keys_for(ONE, before, table.board.get(ONE))) == [RequeueCoalesced(ONE, limit_ms)]
     table.clock.at_ms += limit_ms
-    assert len(table.look(repair, ONE)) == 1
+    assert len(table.reconcile(repair, ONE)) == 1
 
 
-def test_what_has_failed_is_looked_at_right_away() -> None:
-    table = Table()
+def test_failed_replica_is_reconciled_at_once() -> None:
+    table = ControllerBench()
     repair = RepairController(DesiredReplicas(table.board), table.clock)
     assert ONE in list(repair.keys_for(ONE, on("running"), on("failed")))
 
 
-# -- the loop --------------------------------------------------------------------------------------------------------------
+# -- the controller loop ---------------------------------------------------------------------------------------------------
 
 
-@room
-async def test_one_look_does_for_all_that_is_to_be_looked_at_later(r: Room) -> None:
-    marker, _, _, _ = r.loop()
-    await r.nodes("n1")
-    await r.sleep(1_000)
-    marker.looks.clear()
-    marker.keys_for = lambda key, old, new: (RequeueCoalesced(key, 3_000),) if key.startswith("node/") else ()  # type: ignore[method-assign]
-    began_ms = r.world.clock.now_ms()
+@loop_test
+async def test_deferred_triggers_of_key_share_one_reconcile(bench: LoopBench) -> None:
+    controller, _, _, _ = bench.loop()
+    await bench.nodes("n1")
+    await bench.sleep(1_000)
+    controller.reconciled.clear()
+    controller.keys_for = lambda key, old, new: (RequeueCoalesced(key, 3_000),) if key.startswith("node/") else ()  # type: ignore[method-assign]
+    began_ms = bench.world.clock.now_ms()
     for number in range(4):
-        await r.ask(OPERATOR, Apply(node("n1", labels={"turn": str(number)})))
-        await r.sleep(200)
-    await r.sleep(4_000)
-    assert [key for key, _ in marker.looks] == ["node/n1"]
-    assert marker.looks[0][1] - began_ms in range(2_900, 3_200)
+        await bench.ask(OPERATOR, Apply(node("n1", labels={"turn": str(number)})))
+        await bench.sleep(200)
+    await bench.sleep(4_000)
+    assert [key for key, _ in controller.reconciled] == ["node/n1"]
+    assert controller.reconciled[0][1] - began_ms in range(2_900, 3_200)
 
 
-@room
-async def test_nobody_is_woken_for_what_is_due_after_the_next_that_is(r: Room) -> None:
-    marker, loop, _, _ = r.loop()
-    await r.nodes("n1")
-    await r.sleep(1_000)
-    marker.looks.clear()
+@loop_test
+async def test_loop_is_woken_only_for_earlier_due_time(bench: LoopBench) -> None:
+    controller, loop, _, _ = bench.loop()
+    await bench.nodes("n1")
+    await bench.sleep(1_000)
+    controller.reconciled.clear()
 
     async def wakes(key: str, in_ms: int) -> bool:
         loop._wake.clear()
         loop.enqueue([RequeueCoalesced(key, in_ms)])
         woken = loop._wake.is_set()
-        await r.sleep(CADENCE.coalesce_ms + 1)
+        await bench.sleep(CADENCE.coalesce_ms + 1)
         return woken
 
-    assert await wakes("node/a", 5_000), "nothing else would wake it in time"
+    assert await wakes("node/a", 5_000), "no earlier wake-up is scheduled"
     assert not await wakes("node/b", 8_000)
-    assert not await wakes("node/a", 8_000), "it is due before"
+    assert not await wakes("node/a", 8_000), "already due earlier"
     assert await wakes("node/c", 2_000)
-    began_ms = r.world.clock.now_ms()
-    await r.sleep(9_000)
-    assert [key for key, _ in marker.looks if key != "node/n1"] == ["node/c", "node/a", "node/b"]
-    assert all(at_ms - began_ms <= 8_100 + CADENCE.requeue_grid_ms for _, at_ms in marker.looks)
+    began_ms = bench.world.clock.now_ms()
+    await bench.sleep(9_000)
+    assert [key for key, _ in controller.reconciled if key != "node/n1"] == ["node/c", "node/a", "node/b"]
+    assert all(at_ms - began_ms <= 8_100 + CADENCE.requeue_grid_ms for _, at_ms in controller.reconciled)
 
 
-@room
-async def test_what_is_due_at_about_the_same_time_is_looked_at_together(r: Room) -> None:
-    marker, loop, _, _ = r.loop()
-    await r.nodes("n1")
-    await r.sleep(1_000)
-    marker.looks.clear()
+@loop_test
+async def test_deferred_keys_due_together_are_reconciled_together(bench: LoopBench) -> None:
+    controller, loop, _, _ = bench.loop()
+    await bench.nodes("n1")
+    await bench.sleep(1_000)
+    controller.reconciled.clear()
     for number in range(5):
         loop.enqueue([RequeueCoalesced(f"node/{number}", 5_000)])
-        await r.sleep(CADENCE.requeue_grid_ms // 5)
-    await r.sleep(6_000)
-    times = sorted({at_ms for key, at_ms in marker.looks if key != "node/n1"})
-    assert len(marker.looks) >= 5 and times[-1] - times[0] <= 1.5 * CADENCE.requeue_grid_ms
+        await bench.sleep(CADENCE.requeue_grid_ms // 5)
+    await bench.sleep(6_000)
+    times = sorted({at_ms for key, at_ms in controller.reconciled if key != "node/n1"})
+    assert len(controller.reconciled) >= 5 and times[-1] - times[0] <= 1.5 * CADENCE.requeue_grid_ms
     assert len(times) <= 3, times
 
 
-@room
-async def test_news_hastens_what_was_to_be_looked_at_later(r: Room) -> None:
-    marker, loop, _, _ = r.loop()
-    await r.nodes("n1")
-    await r.sleep(1_000)
-    marker.looks.clear()
+@loop_test
+async def test_urgent_trigger_replaces_deferred_one(bench: LoopBench) -> None:
+    controller, loop, _, _ = bench.loop()
+    await bench.nodes("n1")
+    await bench.sleep(1_000)
+    controller.reconciled.clear()
     loop.enqueue([RequeueCoalesced("node/a", 5_000)])
     loop.enqueue(["node/a"])
-    await r.sleep(500)
-    assert [key for key, _ in marker.looks] == ["node/a"]
+    await bench.sleep(500)
+    assert [key for key, _ in controller.reconciled] == ["node/a"]

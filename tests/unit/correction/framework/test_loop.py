@@ -1,4 +1,4 @@
-"""Does a loop look when it should, ask once, and stop where it must? One controller, a real authority, virtual time."""
+"""Controller loop: triggers, retries, leases, staleness (a real authority, virtual time)."""
 
 from __future__ import annotations
 
@@ -38,25 +38,25 @@ from remit.observation.watch_cache import WatchCache
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
 from tests.properties.authority_world import HOUR, OPERATOR, node
-from tests.unit.client.fake_authority import Passing
+from tests.unit.client.fake_authority import ForwardingEndpoint
 from tests.unit.world.virtual_world import run_virtually, virtual_world
 
 CADENCE = LoopTiming(heartbeat_ms=1_000)
 
 
-class Wire(Passing):
-    """An endpoint that writes down what is asked, and loses answers when told."""
+class RecordingEndpoint(ForwardingEndpoint):
+    """Records operations; loses answers while `lose` is set."""
 
     def __init__(self, authority: Authority) -> None:
         self.target = self.authority = authority
-        self.asked: list[Operation] = []
+        self.operations: list[Operation] = []
         self.answers: list[Verdict] = []
         self.lose = False
         self.answer_after_ms = 0
         self.statuses = 0
 
     async def submit(self, operations: Sequence[Operation], /) -> Sequence[Verdict]:
-        self.asked += operations
+        self.operations += operations
         verdicts = await self.authority.submit(operations)
         if self.lose:
             raise OutcomeUnknown("lost")
@@ -73,20 +73,20 @@ class Wire(Passing):
         return await self.authority.renew(actor)
 
     def claims(self, kind: type[Any]) -> list[Any]:
-        return [one.claim for one in self.asked if isinstance(one.claim, kind)]
+        return [operation.claim for operation in self.operations if isinstance(operation.claim, kind)]
 
 
-class Marker(Controller):
-    """Every node should be ready. What else it wishes for, the test says."""
+class MarkReadyController(Controller):
+    """Marks every node ready; a test can add actions with `more`."""
 
     permissions = ControllerPermissions(Role.NODES, claims=(Mark,), transitions=("evict", "doubt", "lose"))
 
     def __init__(self, board: WatchCache) -> None:
         super().__init__(board)
-        self.looks: list[tuple[str, int]] = []
+        self.reconciled: list[tuple[str, int]] = []
         self.more: Callable[[str], Iterable[ReconcileResult]] = lambda key: ()
         self.once = ""
-        self.heard_of: list[tuple[str, Verdict | None]] = []
+        self.verdicts: list[tuple[str, Verdict | None]] = []
 
     def keys_for(self, key: str, old: Any, new: Any) -> Iterable[KeyTrigger]:
         return (key,) if key.startswith("node/") else ()
@@ -95,7 +95,7 @@ class Marker(Controller):
         return [key for key, _ in self.cache.of_kind("node/")]
 
     def reconcile(self, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
-        self.looks.append((key, times.now_ms))
+        self.reconciled.append((key, times.now_ms))
         kept = self.cache.rows.get(key)
         if kept is None:
             return
@@ -104,34 +104,36 @@ class Marker(Controller):
             yield Action(Mark(kept.obj.metadata.name, kept.revision, NodeHealth.READY), self.once)
         yield from self.more(key)
 
-    def on_verdict(self, key: str, deed: Action, verdict: Verdict | None) -> None:
-        self.heard_of.append((key, verdict))
+    def on_verdict(self, key: str, action: Action, verdict: Verdict | None) -> None:
+        self.verdicts.append((key, verdict))
 
 
-class Room:
-    """An authority in its store, and loops over one board each."""
+class LoopBench:
+    """An authority in its store, and controller loops with a cache each."""
 
     def __init__(self, world: World, store: MemoryStore, authority: Authority, group: asyncio.TaskGroup) -> None:
         self.world, self.store, self.authority, self._group = world, store, authority, group
         self.failures: list[RetriesExhausted] = []
         self._count = 0
 
-    def loop(self, *, frozen: bool = False) -> tuple[Marker, ControllerLoop, Wire, asyncio.Task[None]]:
-        """`frozen`: its board is fed no more once it has looked."""
+    def loop(
+        self, *, frozen: bool = False
+    ) -> tuple[MarkReadyController, ControllerLoop, RecordingEndpoint, asyncio.Task[None]]:
+        """`frozen`: its cache is fed no more after the first reconcile."""
         self._count += 1
-        wire, board = Wire(self.authority), WatchCache(self.world.clock)
+        wire, board = RecordingEndpoint(self.authority), WatchCache(self.world.clock)
         name = f"c{self._count}"
         client = AuthorityClient({"a": wire}, Actor(name, Role.NODES), self.world)
-        marker = Marker(board)
-        loop = ControllerLoop(marker, client, self.world, name=name, timing=CADENCE, on_failure=self.failures.append)
+        controller = MarkReadyController(board)
+        loop = ControllerLoop(controller, client, self.world, name=name, timing=CADENCE, on_failure=self.failures.append)
         follower = Reflector(self.store, self.store, self.world, board, idle_ms=CADENCE.watch_idle_ms)
         feeding = self._group.create_task(follower.run())
         if frozen:
-            self._group.create_task(self._freeze(marker, feeding))
-        return marker, loop, wire, self._group.create_task(loop.run())
+            self._group.create_task(self._freeze(controller, feeding))
+        return controller, loop, wire, self._group.create_task(loop.run())
 
-    async def _freeze(self, marker: Marker, feeding: asyncio.Task[None]) -> None:
-        while not marker.looks:
+    async def _freeze(self, controller: MarkReadyController, feeding: asyncio.Task[None]) -> None:
+        while not controller.reconciled:
             await self.sleep(1)
         feeding.cancel()
 
@@ -157,27 +159,27 @@ class Room:
         return [event.spec.reason for event in found if isinstance(event, Event)]
 
 
-def room(test: Callable[[Room], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    def tell() -> None:
+def loop_test(test: Callable[[LoopBench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    def run_test() -> None:
         async def whole() -> None:
             world, store = virtual_world(), MemoryStore()
             authority = await Authority.take_over(store, scope="r1", holder="a", clock=world.clock, ids=world.ids)
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(authority.run(heartbeat_ms=1_000))]
-                made = Room(world, store, authority, group)
-                await made.ask(OPERATOR, Apply(Region(metadata=Metadata(name="r1"))))
-                await test(made)
+                bench = LoopBench(world, store, authority, group)
+                await bench.ask(OPERATOR, Apply(Region(metadata=Metadata(name="r1"))))
+                await test(bench)
                 for task in (*tasks, *group._tasks):
                     task.cancel()
 
         run_virtually(whole())
 
-    tell.__name__, tell.__doc__, tell.__module__ = test.__name__, test.__doc__, test.__module__
-    return tell
+    run_test.__name__, run_test.__doc__, run_test.__module__ = test.__name__, test.__doc__, test.__module__
+    return run_test
 
 
-@room
-async def test_it_reacts_to_what_changes__and_asks_once(r: Room) -> None:
+@loop_test
+async def test_loop_reacts_to_changes_with_one_claim_each(r: LoopBench) -> None:
     _, _, wire, _ = r.loop()
     await r.sleep(500)
     await r.nodes("n1", "n2")
@@ -186,144 +188,144 @@ async def test_it_reacts_to_what_changes__and_asks_once(r: Room) -> None:
     assert len(wire.claims(Mark)) == 2
 
 
-@room
-async def test_what_comes_alone_is_looked_at_at_once(r: Room) -> None:
-    marker, _, _, _ = r.loop()
+@loop_test
+async def test_single_change_is_reconciled_at_once(r: LoopBench) -> None:
+    controller, _, _, _ = r.loop()
     await r.sleep(500)
     asked_ms = r.world.clock.now_ms()
     await r.nodes("n1")
     await r.sleep(300)
-    assert [at_ms - asked_ms for key, at_ms in marker.looks][:1] == [0]
+    assert [at_ms - asked_ms for key, at_ms in controller.reconciled][:1] == [0]
 
 
-@room
-async def test_an_answer_that_comes_after_the_board_has_shown_the_deed_is_followed_by_a_look(r: Room) -> None:
-    """L6: what is next for a key is not left to the next sweep."""
-    marker, _, wire, _ = r.loop()
+@loop_test
+async def test_late_verdict_triggers_another_reconcile(r: LoopBench) -> None:
+    """L6: the next step of a key must not wait for the next resync."""
+    controller, _, wire, _ = r.loop()
     await r.sleep(500)
     wire.answer_after_ms = 50
     await r.nodes("n1")
     await r.sleep(300)
     assert await r.health("n1") == "ready"
-    assert len(marker.looks) == 2, "to see what came of it"
+    assert len(controller.reconciled) == 2, "the second sees the result"
 
 
-@room
-async def test_it_says_on_what_it_decided(r: Room) -> None:
+@loop_test
+async def test_claims_carry_evidence_and_lease(r: LoopBench) -> None:
     """S22."""
     _, _, wire, _ = r.loop()
     await r.nodes("n1")
     await r.sleep(500)
-    (asked,) = (one for one in wire.asked if isinstance(one.claim, Mark))
-    assert asked.evidence.revision > 0
-    assert (asked.actor.role, asked.actor.lease, asked.actor.epoch) == (Role.NODES, "node-lifecycle", 1)
+    (claimed,) = (operation for operation in wire.operations if isinstance(operation.claim, Mark))
+    assert claimed.evidence.revision > 0
+    assert (claimed.actor.role, claimed.actor.lease, claimed.actor.epoch) == (Role.NODES, "node-lifecycle", 1)
 
 
-@room
-async def test_it_sweeps_now_and_then_whatever_was_heard(r: Room) -> None:
-    """F05: a watch that has lost something is made good."""
-    marker, loop, _, _ = r.loop()
+@loop_test
+async def test_loop_resyncs_periodically_with_jitter(r: LoopBench) -> None:
+    """F05: a resync recovers lost watch events."""
+    controller, loop, _, _ = r.loop()
     await r.nodes("n1")
     await r.sleep(500)
     loop.cache._listeners.remove(loop)
-    marker.looks.clear()
+    controller.reconciled.clear()
     await r.sleep(4 * CADENCE.resync_ms)
-    assert 4 <= len(marker.looks) <= 8
-    gaps = {later - sooner for (_, sooner), (_, later) in zip(marker.looks, marker.looks[1:], strict=False)}
+    assert 4 <= len(controller.reconciled) <= 8
+    gaps = {later - sooner for (_, sooner), (_, later) in zip(controller.reconciled, controller.reconciled[1:], strict=False)}
     assert all(CADENCE.resync_ms * 3 // 4 <= gap <= CADENCE.resync_ms + 100 for gap in gaps)
-    assert len(gaps) > 1, "with jitter: copies that began together do not sweep together"
+    assert len(gaps) > 1, "jitter: instances started together do not resync together"
 
 
-@room
-async def test_idle_it_asks_for_nothing(r: Room) -> None:
+@loop_test
+async def test_idle_loop_makes_no_claims(r: LoopBench) -> None:
     """L10."""
     _, _, wire, _ = r.loop()
     await r.nodes("n1")
     await r.sleep(500)
-    before = len(wire.asked)
+    before = len(wire.operations)
     await r.sleep(600_000)
-    assert len(wire.asked) == before
+    assert len(wire.operations) == before
 
 
-@room
-async def test_one_of_several_copies_acts__the_others_wait_without_a_commit__and_one_takes_over(r: Room) -> None:
+@loop_test
+async def test_one_instance_acts_and_another_takes_over(r: LoopBench) -> None:
     """L8 F33."""
     first, second = r.loop(), r.loop()
     await r.sleep(1_000)
     await r.nodes("n1")
     await r.sleep(200_000)
     acquires = len(first[2].claims(Acquire)) + len(second[2].claims(Acquire))
-    assert acquires == 2, "each asked once, and was told"
-    acting, waiting = (first, second) if first[0].looks else (second, first)
-    assert waiting[0].looks == []
-    acting[3].cancel()
+    assert acquires == 2, "one attempt each"
+    active, passive = (first, second) if first[0].reconciled else (second, first)
+    assert passive[0].reconciled == []
+    active[3].cancel()
     await r.sleep(2 * CADENCE.timing.lease_ms + 5_000)
     await r.nodes("n2")
     await r.sleep(1_000)
     assert await r.health("n2") == "ready"
-    assert waiting[0].looks
+    assert passive[0].reconciled
 
 
-@room
-async def test_a_deed_outside_the_remit_is_not_asked__and_told_once(r: Room) -> None:
-    marker, _, wire, _ = r.loop()
-    marker.more = lambda key: (Action(Delete("Node", "n1")),)
+@loop_test
+async def test_action_outside_permissions_is_not_sent_and_reported_once(r: LoopBench) -> None:
+    controller, _, wire, _ = r.loop()
+    controller.more = lambda key: (Action(Delete("Node", "n1")),)
     await r.nodes("n1")
     await r.sleep(3 * CADENCE.resync_ms)
     assert wire.claims(Delete) == []
     assert await r.events() == ["OutsideRemit"]
 
 
-@room
-async def test_what_is_undone_twice_is_told__and_not_done_a_third_time(r: Room) -> None:
-    """Loop detection: somebody else calls the node suspect each time."""
-    marker, _, wire, _ = r.loop()
-    marker.once = "mark n1"
+@loop_test
+async def test_action_undone_twice_is_reported_and_held_back(r: LoopBench) -> None:
+    """Another actor marks the node suspect each time."""
+    controller, _, wire, _ = r.loop()
+    controller.once = "mark n1"
     await r.nodes("n1")
     for _ in range(6):
         await r.sleep(1_000)
         row = await r.store.get("node/n1")
         assert row is not None
-        holder = wire.asked[-1].actor
+        holder = wire.operations[-1].actor
         await r.ask(replace(holder, lease="node-lifecycle"), Mark("n1", row.revision, NodeHealth.SUSPECT))
     await r.sleep(2 * CADENCE.resync_ms)
     assert len(wire.claims(Mark)) == 2
     assert await r.events() == ["Fought"]
     assert await r.health("n1") == "suspect"
     await r.sleep(CADENCE.undo_hold_ms)
-    assert await r.health("n1") == "ready", "after a long pause it is tried again"
+    assert await r.health("n1") == "ready", "retried after a long pause"
 
 
-@room
-async def test_a_condition_that_stands_is_not_said_again(r: Room) -> None:
-    marker, _, wire, _ = r.loop()
+@loop_test
+async def test_unchanged_condition_is_not_sent_again(r: LoopBench) -> None:
+    controller, _, wire, _ = r.loop()
 
-    def speak(key: str) -> Iterable[ReconcileResult]:
+    def set_condition(key: str) -> Iterable[ReconcileResult]:
         condition = Condition(type="Fine", status="True", reason="Why", last_transition=r.world.clock.wall())
         return (Action(SetCondition("Node", "n1", condition)),)
 
-    marker.more = speak
+    controller.more = set_condition
     await r.nodes("n1")
     await r.sleep(5 * CADENCE.resync_ms)
     assert len(wire.claims(SetCondition)) == 1
 
 
-@room
-async def test_time_itself_is_news_if_a_controller_says_so(r: Room) -> None:
-    marker, _, _, _ = r.loop()
-    marker.more = lambda key: (RequeueAfter(7_000),)
+@loop_test
+async def test_requeue_after_triggers_reconcile(r: LoopBench) -> None:
+    controller, _, _, _ = r.loop()
+    controller.more = lambda key: (RequeueAfter(7_000),)
     await r.nodes("n1")
     await r.sleep(1_000)
-    (_, at_ms) = marker.looks[-1]
+    (_, at_ms) = controller.reconciled[-1]
     await r.sleep(10_000)
-    assert (marker.looks[-1][1] - at_ms) in range(6_900, 7_100)
+    assert (controller.reconciled[-1][1] - at_ms) in range(6_900, 7_100)
 
 
-@room
-async def test_what_is_refused_is_asked_ever_more_slowly__and_at_last_told(r: Room) -> None:
-    """F32: one key that never succeeds costs no more than a claim now and then."""
-    marker, _, wire, _ = r.loop()
-    marker.more = lambda key: (Action(Mark("n1", 1, NodeHealth.LOST)),)
+@loop_test
+async def test_refused_action_backs_off_and_is_reported_as_stuck(r: LoopBench) -> None:
+    """F32: a key that never succeeds costs only an occasional claim."""
+    controller, _, wire, _ = r.loop()
+    controller.more = lambda key: (Action(Mark("n1", 1, NodeHealth.LOST)),)
     await r.nodes("n1")
     await r.sleep(CADENCE.backoff.stuck_after_ms + 2 * CADENCE.backoff.slow_ms)
     assert "Stuck" in await r.events()
@@ -332,13 +334,13 @@ async def test_what_is_refused_is_asked_ever_more_slowly__and_at_last_told(r: Ro
     await r.sleep(10 * CADENCE.backoff.slow_ms)
     assert len(wire.claims(Mark)) - before <= 20
     assert any(
-        isinstance(verdict, Refused) and verdict.code is not Code.STALE_EPOCH for _, verdict in marker.heard_of if verdict
+        isinstance(verdict, Refused) and verdict.code is not Code.STALE_EPOCH for _, verdict in controller.verdicts if verdict
     )
 
 
-@room
-async def test_after_silence_the_same_operations_are_asked_again_under_their_ids(r: Room) -> None:
-    """F01: redelivery; the deed is done once."""
+@loop_test
+async def test_unanswered_operations_are_resent_under_same_ids(r: LoopBench) -> None:
+    """F01: redelivery; the action is applied once."""
     _, _, wire, _ = r.loop()
     await r.sleep(500)
     wire.lose = True
@@ -346,49 +348,51 @@ async def test_after_silence_the_same_operations_are_asked_again_under_their_ids
     await r.sleep(2_000)
     wire.lose = False
     await r.sleep(30_000)
-    marks = [one for one in wire.asked if isinstance(one.claim, Mark)]
+    marks = [operation for operation in wire.operations if isinstance(operation.claim, Mark)]
     assert len(marks) > 1
-    assert len({one.id for one in marks}) == 1
+    assert len({mark.id for mark in marks}) == 1
     assert await r.health("n1") == "ready"
     assert isinstance(wire.answers[-1], Accepted)
 
 
-@room
-async def test_a_board_that_is_too_old_is_not_acted_on(r: Room) -> None:
+@loop_test
+async def test_loop_with_stale_cache_does_not_act(r: LoopBench) -> None:
     """F04."""
     await r.nodes("n1")
-    marker, _, _, _ = r.loop(frozen=True)
+    controller, _, _, _ = r.loop(frozen=True)
     await r.sleep(500)
-    assert marker.looks
-    marker.looks.clear()
+    assert controller.reconciled
+    controller.reconciled.clear()
     await r.sleep(CACHE_AGE_MS_MAX)
-    before = len(marker.looks)
+    before = len(controller.reconciled)
     await r.sleep(5 * CADENCE.resync_ms)
-    assert len(marker.looks) == before
+    assert len(controller.reconciled) == before
 
 
-@room
-async def test_a_copy_that_was_deposed_asks_for_nothing_more_at_its_epoch(r: Room) -> None:
-    """F15: the epoch fences whatever comes late."""
-    marker, _, wire, _ = r.loop()
+@loop_test
+async def test_deposed_instance_stops_acting_at_its_epoch(r: LoopBench) -> None:
+    """F15: the epoch fences late claims."""
+    controller, _, wire, _ = r.loop()
     await r.nodes("n1")
     await r.sleep(500)
-    usurper = Actor(wire.asked[-1].actor.name, Role.NODES)
+    usurper = Actor(wire.operations[-1].actor.name, Role.NODES)
     await r.ask(usurper, Acquire("node-lifecycle", HOUR))
-    before = len(wire.asked)
+    before = len(wire.operations)
     await r.nodes("n2")
     await r.sleep(1_000)
-    late = [one for one in wire.asked[before:] if isinstance(one.claim, Mark) and one.actor.epoch == 1]
+    late = [
+        operation for operation in wire.operations[before:] if isinstance(operation.claim, Mark) and operation.actor.epoch == 1
+    ]
     assert len(late) <= 1
-    refused = [verdict for _, verdict in marker.heard_of if isinstance(verdict, Refused)]
+    refused = [verdict for _, verdict in controller.verdicts if isinstance(verdict, Refused)]
     assert all(one.code is Code.STALE_EPOCH for one in refused)
 
 
-@room
-async def test_events_of_a_loop_have_names_of_their_own(r: Room) -> None:
-    """A second copy, or a second term, does not write over what the first has told."""
-    marker, _, wire, _ = r.loop()
-    marker.more = lambda key: (Action(Delete("Node", "n1")),)
+@loop_test
+async def test_events_of_loops_have_distinct_names(r: LoopBench) -> None:
+    """A second instance or term must not overwrite the events of the first."""
+    controller, _, wire, _ = r.loop()
+    controller.more = lambda key: (Action(Delete("Node", "n1")),)
     await r.nodes("n1")
     await r.sleep(500)
     (note,) = wire.claims(RecordEvent)

@@ -1,4 +1,4 @@
-"""Is every mistake under tests/bad refused where it stands, with the cure that is written in expected.toml, and at once?"""
+"""Every manifest in tests/bad is refused at its position, with the cure in expected.toml, and quickly."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ print(json.dumps(times))
 """
 
 
-def test_there_are_enough_and_each_is_expected() -> None:
+def test_bad_manifests_are_enough_and_all_expected() -> None:
     assert len(FILES) >= 40
     assert sorted(EXPECTED) == FILES
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_each_is_refused_at_its_place_with_its_cure(name: str) -> None:
+def test_bad_manifest_is_refused_at_position_with_cure(name: str) -> None:
     """Among them A22 (alias-bomb), A24 (deep), A25 (nan, infinite-number, many-digits, memory-overflow, negative-cpu), A26
     (duplicate-key), A27 (python-tag) and A28 (name-with-dots, name-with-newline, name-with-nul, name-right-to-left,
     name-too-long).
@@ -47,13 +47,13 @@ def test_each_is_refused_at_its_place_with_its_cure(name: str) -> None:
     assert not manifests.objects
     assert [f"{p.line}:{p.column} {p.path}; {p.cure}" for p in manifests.problems] == EXPECTED[name]["problems"]
     for problem in manifests.problems:
-        assert problem.cure, "a problem without a cure leaves its reader alone"
-        assert str(problem).isprintable(), "what a file says must not steer the terminal"
+        assert problem.cure, "a problem needs a cure"
+        assert str(problem).isprintable(), "file content must not control the terminal"
         assert str(problem).startswith(f"{name}:{problem.line}:{problem.column}: ")
 
 
-def test_each_is_refused_soon_after_start_up() -> None:
-    """Asserted with slack for a busy machine: the figure itself is in the message."""
+def test_bad_manifests_are_refused_quickly() -> None:
+    """The limit has slack for a busy machine; the measured time is in the message."""
     small = [str(BAD / name) for name in FILES if (BAD / name).stat().st_size <= 8192]
     done = subprocess.run([sys.executable, "-c", TIMED, *small], capture_output=True, text=True, check=True)
     times: dict[str, float] = json.loads(done.stdout)

@@ -1,4 +1,4 @@
-"""Are YAML 1.2 and JSON read as their standards say, with every value's place, and is what they allow but we do not refused?"""
+"""Parsing of YAML 1.2 and JSON into nodes with positions, and the features of them that are refused."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def documents(text: str | bytes, name: str = "f.yaml") -> tuple[list[Any], list[
     return found, [str(problem).removeprefix(f"{name}:") for problem in problems.sorted_problems()]
 
 
-def good(text: str | bytes, name: str = "f.yaml") -> list[Any]:
+def parse(text: str | bytes, name: str = "f.yaml") -> list[Any]:
     found, problems = documents(text, name)
     assert not problems
     return found
 
 
-def refused(text: str | bytes, name: str = "f.yaml") -> str:
+def only_problem(text: str | bytes, name: str = "f.yaml") -> str:
     _, problems = documents(text, name)
     assert len(problems) == 1, problems
     return problems[0]
@@ -68,51 +68,51 @@ def refused(text: str | bytes, name: str = "f.yaml") -> str:
         (">-\n  a\n  b\n", "a b"),
     ],
 )
-def test_scalars_follow_the_core_schema_of_yaml_1_2(written: str, value: object) -> None:
-    (document,) = good(f"key: {written}")
+def test_scalars_follow_yaml_1_2_core_schema(written: str, value: object) -> None:
+    (document,) = parse(f"key: {written}")
     assert document == {"key": value}
     assert type(document["key"]) is type(value)
 
 
-def test_keys_are_text_whatever_they_look_like() -> None:
-    assert good("on: 1\n8080: 2\ntrue: 3\n") == [{"on": 1, "8080": 2, "true": 3}]
+def test_keys_are_text_whatever_their_syntax() -> None:
+    assert parse("on: 1\n8080: 2\ntrue: 3\n") == [{"on": 1, "8080": 2, "true": 3}]
 
 
-def test_an_alias_repeats_its_anchor() -> None:
-    assert good("a: &x {b: [1]}\nc: *x\n") == [{"a": {"b": [1]}, "c": {"b": [1]}}]
+def test_alias_repeats_its_anchor() -> None:
+    assert parse("a: &x {b: [1]}\nc: *x\n") == [{"a": {"b": [1]}, "c": {"b": [1]}}]
 
 
-def test_documents_are_parted_by_dashes_and_dots() -> None:
+def test_documents_are_separated_by_dashes_and_dots() -> None:
     text = "%YAML 1.2\n---\na: 1\n--- {b: 2}\n# only a comment\n---\n---\nc: |\n  x\n...\n# later\n---\nd: 4\n...\n"
-    assert good(text) == [{"a": 1}, {"b": 2}, {"c": "x\n"}, {"d": 4}]
+    assert parse(text) == [{"a": 1}, {"b": 2}, {"c": "x\n"}, {"d": 4}]
 
 
-def test_a_document_that_cannot_be_read_hides_no_other() -> None:
+def test_unreadable_document_does_not_hide_others() -> None:
     found, problems = documents('a: "open\n---\nb: 1\n---\nc: [1\n---\nd: 1\n')
     assert found == [{"b": 1}, {"d": 1}]
     assert [problem.split(": ")[0] for problem in problems] == ["1:4", "5:4"]
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_lines_are_counted_alike_whatever_ends_them(end: str) -> None:
-    assert refused(end.join(["a: 1", "b: 2", "---", "a: 1", "a: 2"])).startswith("5:1: a: ")
+def test_every_line_ending_counts_as_one_line(end: str) -> None:
+    assert only_problem(end.join(["a: 1", "b: 2", "---", "a: 1", "a: 2"])).startswith("5:1: a: ")
 
 
-def test_a_byte_order_mark_is_passed_over() -> None:
-    assert good("\ufeffa: 1") == [{"a": 1}]
+def test_byte_order_mark_is_ignored() -> None:
+    assert parse("\ufeffa: 1") == [{"a": 1}]
 
 
 def test_columns_count_characters_not_bytes() -> None:
-    assert refused("a: [é, é, .nan]").startswith("1:11: a[2]: ")
+    assert only_problem("a: [é, é, .nan]").startswith("1:11: a[2]: ")
 
 
-def test_a_block_of_text_is_not_counted_as_values() -> None:
+def test_block_scalar_does_not_count_as_values() -> None:
     text = "a: |\n" + "  key: [a, b, c]\n" * 11_000
-    assert len(good(text)[0]["a"]) == 11_000 * 15
+    assert len(parse(text)[0]["a"]) == 11_000 * 15
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "says"),
+    ("text", "name", "message"),
     [
         ("key%d: v\n" * 0 + "".join(f"key{n}: v\n" for n in range(12_000)), "f.yaml", "more than 10000 values"),
         ("a: [" + "x," * 90_000 + "]", "f.yaml", "more than 10000 values"),
@@ -128,21 +128,21 @@ def test_a_block_of_text_is_not_counted_as_values() -> None:
         ('{"a":' * 100_000, "f.json", "more than 64 levels"),
     ],
 )
-def test_what_is_too_large_is_refused(text: str, name: str, says: str) -> None:
-    assert says in refused(text, name)
+def test_document_over_limit_is_refused(text: str, name: str, message: str) -> None:
+    assert message in only_problem(text, name)
 
 
-def test_aliases_cannot_build_what_is_too_deep() -> None:
+def test_aliases_cannot_exceed_depth_limit() -> None:
     chain = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [[[[*a{n - 1}]]]]\n" for n in range(1, 40))
-    assert "64 levels" in refused(chain)
+    assert "64 levels" in only_problem(chain)
 
 
-def test_anchors_are_counted_even_if_nothing_refers_to_them() -> None:
-    assert "more than 64 anchors" in refused("".join(f"a{n}: &a{n} x\n" for n in range(70)))
+def test_unused_anchors_count_against_limit() -> None:
+    assert "more than 64 anchors" in only_problem("".join(f"a{n}: &a{n} x\n" for n in range(70)))
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"a: \x00", "U+0000"),
         (b"\x00\x01\x02", "UTF-16"),
@@ -164,26 +164,28 @@ def test_anchors_are_counted_even_if_nothing_refers_to_them() -> None:
         (b"a: -.INF", "finite"),
     ],
 )
-def test_what_yaml_allows_and_a_manifest_does_not(data: bytes, says: str) -> None:
-    assert says in refused(data)
+def test_unsupported_yaml_feature_is_refused(data: bytes, message: str) -> None:
+    assert message in only_problem(data)
 
 
-def test_json_comes_alone_in_an_array_or_one_after_another() -> None:
-    assert good('{"a": [1, -2.5e1, "x\\u00e9", true, null, {}, []]}', "f.json") == [{"a": [1, -25.0, "xé", True, None, {}, []]}]
-    assert good('[{"a": 1}, {"b": 2}]', "f.json") == [{"a": 1}, {"b": 2}]
-    assert good('{"a": 1}\n{"b": 2}{"c": 3}', "f.json") == [{"a": 1}, {"b": 2}, {"c": 3}]
+def test_json_is_read_as_object_array_or_sequence() -> None:
+    assert parse('{"a": [1, -2.5e1, "x\\u00e9", true, null, {}, []]}', "f.json") == [
+        {"a": [1, -25.0, "xé", True, None, {}, []]}
+    ]
+    assert parse('[{"a": 1}, {"b": 2}]', "f.json") == [{"a": 1}, {"b": 2}]
+    assert parse('{"a": 1}\n{"b": 2}{"c": 3}', "f.json") == [{"a": 1}, {"b": 2}, {"c": 3}]
 
 
-def test_text_that_begins_with_a_bracket_is_yaml_if_it_is_not_json() -> None:
-    assert good("{a: 1, b: [x]}", "-") == [{"a": 1, "b": ["x"]}]
-    assert good('{"a": 1, b: 2}', "-") == [{"a": 1, "b": 2}]
-    assert good('{"a": 1,}', "f.yaml") == [{"a": 1}]
-    assert "an extra comma" in refused('{"a": 1,}', "-")
-    assert "double quotes" in refused("{a: 1}", "f.json")
+def test_flow_text_that_is_not_json_is_read_as_yaml() -> None:
+    assert parse("{a: 1, b: [x]}", "-") == [{"a": 1, "b": ["x"]}]
+    assert parse('{"a": 1, b: 2}', "-") == [{"a": 1, "b": 2}]
+    assert parse('{"a": 1,}', "f.yaml") == [{"a": 1}]
+    assert "an extra comma" in only_problem('{"a": 1,}', "-")
+    assert "double quotes" in only_problem("{a: 1}", "f.json")
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ('{"a": 01}', '1:7: a: "01"'),
         ('{"a": .5}', "1:7"),
@@ -202,8 +204,8 @@ def test_text_that_begins_with_a_bracket_is_yaml_if_it_is_not_json() -> None:
         ("[]", "empty"),
     ],
 )
-def test_json_is_strict(text: str, says: str) -> None:
-    assert says in refused(text, "f.json")
+def test_invalid_json_is_refused_at_position(text: str, message: str) -> None:
+    assert message in only_problem(text, "f.json")
 
 
 @pytest.mark.parametrize(
@@ -222,13 +224,13 @@ def test_json_is_strict(text: str, says: str) -> None:
         ("- a:\tb\n  c: d\t\n", [{"a": "b", "c": "d"}]),
     ],
 )
-def test_tabs_that_yaml_allows_are_read_and_those_in_texts_are_kept(text: str, value: object) -> None:
-    assert good(text) == [value]
+def test_permitted_tabs_are_read_and_kept_in_text(text: str, value: object) -> None:
+    assert parse(text) == [value]
 
 
 @pytest.mark.parametrize("text", ["\ta: 1", "a:\n\tb: 1", "a:\n \tb: 1", "a: b\tc"])
-def test_other_tabs_are_told(text: str) -> None:
-    assert "a tab where YAML requires spaces" in refused(text)
+def test_tab_as_indentation_is_refused(text: str) -> None:
+    assert "a tab where YAML requires spaces" in only_problem(text)
 
 
 @pytest.mark.parametrize(
@@ -248,6 +250,6 @@ def test_other_tabs_are_told(text: str) -> None:
         "*a *b",
     ],
 )
-def test_what_the_parser_says_is_put_in_words_for_people(text: str) -> None:
-    said = refused(text)
-    assert not any(jargon in said for jargon in ("<", "Python", "token", "scalar", "node", "indicator", "chomping")), said
+def test_parser_error_is_translated_without_jargon(text: str) -> None:
+    problem = only_problem(text)
+    assert not any(jargon in problem for jargon in ("<", "Python", "token", "scalar", "node", "indicator", "chomping")), problem

@@ -1,4 +1,4 @@
-"""Does the schema say what the reader says, as far as one value at a time can?"""
+"""JSON Schema agrees with the reader, as far as single values are concerned."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ BETWEEN_VALUES = {
     "override-nowhere", "pool-min-over-max", "port-named-twice", "port-not-declared", "probe-port", "probe-two-ways",
     "rollout-stuck", "policy-without-effect", "service-with-retries", "share-and-whole", "spread-twice", "standby-at-home",
 }  # fmt: skip
-"""Those of tests/bad that no one value gives away."""
+"""Files of tests/bad without any wrong single value."""
 BEYOND_PATTERNS = {"token-never-ends", "fine-cpu", "infinite-number", "memory-overflow", "override-for-ever", "schedule-never"}
-"""One value does, but only to whoever calculates with it."""
+"""A single value is wrong, but only by calculation."""
 GONE_WHEN_LOADED = {"duplicate-key", "empty", "merge-key", "yaml-1.1"}
-"""What is wrong is the text; another parser reads the rest."""
+"""Only the text is wrong; another parser accepts it."""
 
 
 def loaded(path: Path) -> list[Any]:
@@ -44,7 +44,7 @@ def any_kind() -> jsonschema.Draft202012Validator:
 
 
 @pytest.mark.parametrize("kind", sorted(objects.KINDS))
-def test_each_kind_has_a_schema_that_is_one(kind: str) -> None:
+def test_schema_of_each_kind_is_valid(kind: str) -> None:
     written = schema(kind)
     jsonschema.Draft202012Validator.check_schema(written)
     root = written["$defs"][kind]
@@ -53,7 +53,7 @@ def test_each_kind_has_a_schema_that_is_one(kind: str) -> None:
     json.dumps(written)
 
 
-def test_each_declared_kind_has_a_line_for_people() -> None:
+def test_each_declared_kind_has_summary() -> None:
     assert tuple(SUMMARIES) == objects.DECLARED
 
 
@@ -65,9 +65,9 @@ def test_every_example_satisfies_its_schema(path: Path, any_kind: jsonschema.Dra
 
 
 @pytest.mark.parametrize("path", sorted(BAD.glob("*.[yj][as]*")), ids=lambda path: path.name)
-def test_every_bad_file_that_one_value_gives_away_is_refused(path: Path, any_kind: jsonschema.Draft202012Validator) -> None:
+def test_bad_manifest_with_wrong_value_fails_schema(path: Path, any_kind: jsonschema.Draft202012Validator) -> None:
     if "alias" in path.name:
-        return  # unfolding them takes for ever
+        return  # expanding the aliases would take for ever
     try:
         documents = loaded(path)
     except (YAMLError, ValueError, RecursionError):
@@ -76,7 +76,7 @@ def test_every_bad_file_that_one_value_gives_away_is_refused(path: Path, any_kin
     assert satisfied == (path.stem in BETWEEN_VALUES | BEYOND_PATTERNS | GONE_WHEN_LOADED)
 
 
-def test_defaults_are_shown_as_they_are_written() -> None:
+def test_schema_defaults_use_manifest_syntax() -> None:
     template = schema("Workload")["$defs"]["Template"]["properties"]
     assert template["stopGrace"]["default"] == "30s"
     assert msgspec.json.encode(schema("Workload"))

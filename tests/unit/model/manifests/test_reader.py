@@ -1,4 +1,4 @@
-"""Do good manifests become the objects they describe, and is what is at odds told, all of it?"""
+"""Manifest reader: objects of good manifests, and all problems of contradictory ones."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ spec:
 HEAD = "apiVersion: remit/v1\nkind: %s\nmetadata: {name: thing}\nspec:\n"
 
 
-def told(text: str, *, system: bool = False) -> list[str]:
+def problems_of(text: str, *, system: bool = False) -> list[str]:
     return [f"{p.path}: {p.message}; {p.cure}" for p in read(text.encode(), "f.yaml", system=system).problems]
 
 
-def test_the_three_normative_manifests_are_read_as_they_stand() -> None:
+def test_normative_manifests_are_read_completely() -> None:
     workload, node, tenant = read((EXAMPLES / "risk-api.yaml").read_bytes(), "risk-api.yaml").objects
     assert isinstance(workload, kinds.Workload)
     assert isinstance(node, kinds.Node)
@@ -46,15 +46,15 @@ def test_the_three_normative_manifests_are_read_as_they_stand() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.*")), ids=lambda path: path.name)
-def test_every_example_is_good(path: Path) -> None:
+def test_every_example_is_read_and_round_trips(path: Path) -> None:
     manifests = read(path.read_bytes(), path.name)
     assert manifests.problems == ()
     for thing in manifests.objects:
         assert objects.decode(objects.encode(thing)) == thing
 
 
-def test_the_examples_fit_each_other() -> None:
-    """A demo applies them together: what one names, another declares."""
+def test_examples_refer_only_to_each_other() -> None:
+    """The demo applies them together."""
     things = [thing for path in sorted(EXAMPLES.glob("*.*")) for thing in read(path.read_bytes(), path.name).objects]
     keys = {objects.key(thing) for thing in things}
     assert len(keys) == len(things)
@@ -68,35 +68,35 @@ def test_the_examples_fit_each_other() -> None:
             assert f"region/{thing.spec.region}" in keys
 
 
-def test_a_number_keeps_every_digit() -> None:
+def test_numbers_keep_every_digit() -> None:
     text = HEAD % "Node" + "  region: a\n  zone: b\n  capacity: {memory: 9007199254740993.0, cpu: 1.5, license: 2}\n"
     (node,) = read(text.encode(), "f.yaml").objects
     assert isinstance(node, kinds.Node)
     assert node.spec.capacity == Amount({"memory": 9007199254740993, "cpu": 1500, "license": 2000})
 
 
-def test_one_problem_anywhere_means_no_objects_at_all() -> None:
+def test_any_problem_means_no_objects() -> None:
     manifests = read((HEAD % "Region" + "  zones: [a]\n---\n" + HEAD % "Region" + "  zone: [a]\n").encode(), "f.yaml")
     assert [str(problem).split(":")[1] for problem in manifests.problems] == ["9", "11"]
     assert manifests.objects == ()
 
 
-def test_a_misspelt_field_or_kind_hides_no_problem_below_it() -> None:
+def test_misspelt_field_or_kind_hides_no_nested_problem() -> None:
     text = "apiVersion: remit/v1\nkind: Regoin\nmetadata: {name: a}\nspec: {zone: [B], description: 7}\n"
-    assert [problem.split(":")[0] for problem in told(text)] == ["kind", "spec.zone", "spec.zone[0]", "spec.description"]
+    assert [problem.split(":")[0] for problem in problems_of(text)] == ["kind", "spec.zone", "spec.zone[0]", "spec.description"]
 
 
-def test_an_empty_field_is_told_where_its_key_stands() -> None:
+def test_empty_field_is_reported_at_its_key() -> None:
     (problem,) = read(b"apiVersion: remit/v1\nkind: Region\nmetadata: {name: a}\nspec:\n\n# end\n", "f.yaml").problems
     assert (problem.line, problem.column, problem.message) == (4, 1, "is empty")
 
 
-def test_a_problem_prints_as_editors_expect_it() -> None:
+def test_problem_is_printed_in_editor_format() -> None:
     (problem,) = read(b"apiVersion: remit/v1\nkind: Region\nmetadata: {name: a}\nspec: {zone: [b]}\n", "dir/a.yaml").problems
     assert str(problem) == "dir/a.yaml:4:8: spec.zone: unknown field; did you mean zones?"
 
 
-def test_no_message_passes_on_what_a_terminal_would_obey() -> None:
+def test_messages_contain_no_control_characters() -> None:
     text = WORKLOAD % "service" + '    env: {A: "$(PORT_\\e[2J)"}\n    probes: {ready: {tcp: {port: "\\e[2J"}}}\n'
     problems = read(text.encode(), "f.yaml").problems
     assert len(problems) == 3
@@ -105,18 +105,18 @@ def test_no_message_passes_on_what_a_terminal_would_obey() -> None:
     )
 
 
-def test_own_records_are_read_only_when_asked_for() -> None:
+def test_system_records_are_read_only_with_flag() -> None:
     text = "apiVersion: remit/v1\nkind: Lease\nmetadata: {name: scheduler}\nspec: {holder: me, epoch: 3}\n"
-    assert "written by Remit itself" in told(text)[0]
+    assert "written by Remit itself" in problems_of(text)[0]
     (lease,) = read(text.encode(), "f.yaml", system=True).objects
     assert isinstance(lease, records.Lease)
     reserved = "apiVersion: remit/v1\nkind: Region\nmetadata: {name: a, labels: {remit/x: y}, deleting: true}\n"
-    assert len(told(reserved)) == 2
-    assert told(reserved, system=True) == []
+    assert len(problems_of(reserved)) == 2
+    assert problems_of(reserved, system=True) == []
 
 
 @pytest.mark.parametrize(
-    ("type_", "addition", "says"),
+    ("type_", "addition", "message"),
     [
         ("job", "  rollout: {maxSurge: 1}\n", "spec.rollout: a job's replicas end by themselves"),
         ("daemon", "  gang: {min: 1}\n", "spec.gang: a daemon's"),
@@ -185,9 +185,9 @@ def test_own_records_are_read_only_when_asked_for() -> None:
         ("service", '    resources: {"@nic": 1}\n', "is not a resource name"),
     ],
 )
-def test_values_at_odds_with_each_other_are_told(type_: str, addition: str, says: str) -> None:
-    problems = told(WORKLOAD % type_ + addition)
-    assert any(says in problem for problem in problems), problems
+def test_contradictory_values_are_reported(type_: str, addition: str, message: str) -> None:
+    problems = problems_of(WORKLOAD % type_ + addition)
+    assert any(message in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize(
@@ -218,12 +218,12 @@ def test_values_at_odds_with_each_other_are_told(type_: str, addition: str, says
         ("daemon", "  disruption: {minAvailable: 2}\n"),
     ],
 )
-def test_what_is_not_at_odds_passes(type_: str, addition: str) -> None:
-    assert told(WORKLOAD % type_ + addition) == []
+def test_consistent_values_are_accepted(type_: str, addition: str) -> None:
+    assert problems_of(WORKLOAD % type_ + addition) == []
 
 
 @pytest.mark.parametrize(
-    ("kind", "spec", "says"),
+    ("kind", "spec", "message"),
     [
         ("Region", "  zones: [a, a]\n", "is listed twice"),
         (
@@ -253,29 +253,29 @@ def test_what_is_not_at_odds_passes(type_: str, addition: str) -> None:
         ),
     ],
 )
-def test_rules_of_the_other_kinds(kind: str, spec: str, says: str) -> None:
-    problems = told(HEAD % kind + spec)
+def test_invalid_spec_of_other_kinds_is_reported(kind: str, spec: str, message: str) -> None:
+    problems = problems_of(HEAD % kind + spec)
     assert len(problems) == 1, problems
-    assert says in problems[0]
+    assert message in problems[0]
 
 
-def test_an_allotment_waits_only_if_it_stands_by() -> None:
+def test_conditional_allotment_must_be_standby() -> None:
     text = (
         HEAD.replace("{name: thing}", "{name: thing, tenant: web}") % "Allotment"
         + "  workload: a\n  region: b\n  replicas: 1\n  when: region-lost\n"
     )
-    assert "standby: true" in told(text)[0]
-    assert told(text + "  standby: true\n") == []
+    assert "standby: true" in problems_of(text)[0]
+    assert problems_of(text + "  standby: true\n") == []
 
 
-def test_problems_of_all_documents_come_in_the_order_of_the_file() -> None:
+def test_problems_are_sorted_by_position() -> None:
     text = "a: [\n---\n" + HEAD % "Region" + "  zone: [a]\n---\n- x\n---\n" + HEAD % "Tenant" + "  weight: 0\n  quota: {}\n"
     places = [(p.line, p.column, p.path) for p in read(text.encode(), "f.yaml").problems]
     assert places == [(2, 1, "a[0]"), (7, 3, "spec.zone"), (9, 1, ""), (15, 11, "spec.weight")]
 
 
 @pytest.mark.parametrize(
-    ("metadata", "says"),
+    ("metadata", "message"),
     [
         ("finalizers: [remit/keep]", 'metadata.finalizers[0]: "remit/keep" is reserved'),
         (f"uid: {'u' * 254}", "254 characters are too many; use at most 253"),
@@ -285,14 +285,14 @@ def test_problems_of_all_documents_come_in_the_order_of_the_file() -> None:
         (f"owners: [{{kind: Workload, name: a, uid: {'u' * 254}}}]", "use at most 253"),
     ],
 )
-def test_what_metadata_cannot_say(metadata: str, says: str) -> None:
-    problems = told(f"apiVersion: remit/v1\nkind: Region\nmetadata:\n  name: a\n  {metadata}\n")
+def test_invalid_metadata_is_reported(metadata: str, message: str) -> None:
+    problems = problems_of(f"apiVersion: remit/v1\nkind: Region\nmetadata:\n  name: a\n  {metadata}\n")
     assert len(problems) == 1, problems
-    assert says in problems[0]
+    assert message in problems[0]
 
 
 @pytest.mark.parametrize(
-    ("key", "good"),
+    ("key", "accepted"),
     [
         (".env", True),
         (".dockerconfigjson", True),
@@ -309,14 +309,14 @@ def test_what_metadata_cannot_say(metadata: str, says: str) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["Secret", "Config"])
-def test_keys_of_secrets_and_configs_are_file_names(kind: str, key: str, good: bool) -> None:
+def test_data_keys_must_be_file_names(kind: str, key: str, accepted: bool) -> None:
     text = f'apiVersion: remit/v1\nkind: {kind}\nmetadata: {{name: a, tenant: b}}\nspec: {{data: {{"{key}": x}}}}\n'
-    problems = told(text)
-    assert (problems == []) == good, problems
-    assert good or "file name" in problems[0] or "is empty" in problems[0] or "use at most 253" in problems[0]
+    problems = problems_of(text)
+    assert (problems == []) == accepted, problems
+    assert accepted or "file name" in problems[0] or "is empty" in problems[0] or "use at most 253" in problems[0]
 
 
-def test_amounts_take_no_name_that_is_used_inside() -> None:
+def test_internal_resource_names_are_refused_in_amounts() -> None:
     for name in ("devices/nic", "@nic"):
         with pytest.raises(ValueError, match="not a resource name"):
             Amount.parse({"devices": {"nic": 1}, name: 2})
@@ -324,13 +324,13 @@ def test_amounts_take_no_name_that_is_used_inside() -> None:
     assert Amount.parse(amount.to_manifest()) == amount
 
 
-def test_a_key_of_any_length_leaves_the_message_short() -> None:
+def test_message_is_short_for_any_key_length() -> None:
     for key in ("k" * 900_000, "k " * 450_000):
         manifests = read(f'{{"apiVersion": "remit/v1", "kind": "Region", "{key}": 1}}'.encode(), "f.json")
         assert max(len(str(problem)) for problem in manifests.problems) < 400
 
 
-def test_json_gets_the_cures_of_json() -> None:
+def test_json_problems_have_json_cures() -> None:
     for text in ('[["a"]]', '"a"', '{"apiVersion": "remit/v1", "kind": "List", "metadata": "a", "spec": {"a:b": "c"}}'):
         for problem in read(text.encode(), "f.json").problems:
             assert not any(yaml in problem.cure for yaml in ("---", "key: value", "indent", "space after")), problem
@@ -339,19 +339,19 @@ def test_json_gets_the_cures_of_json() -> None:
     assert "---" in read(b"kind: List", "f.yaml").problems[-1].cure
 
 
-def test_a_command_begins_with_a_program_and_may_have_empty_words_after_it() -> None:
+def test_command_needs_program_but_allows_empty_arguments() -> None:
     workload = WORKLOAD % "service"
     for word in ('""', '" "'):
-        assert told(workload.replace("[run]", f"[{word}]")) == [
+        assert problems_of(workload.replace("[run]", f"[{word}]")) == [
             "spec.template.command[0]: the program is empty; write the program to run as the first word"
         ]
-    assert told(workload.replace("[run]", '[run, ""]')) == []
+    assert problems_of(workload.replace("[run]", '[run, ""]')) == []
 
 
-def test_a_misspelt_resource_is_told_however_many_stand_before_it() -> None:
-    """What is refused must not depend on how many suggestions one file has left."""
+def test_misspelt_resource_is_reported_after_many_others() -> None:
+    """A refusal must not depend on the number of suggestions left for the file."""
     many = ", ".join(f"license-{n}: 1" for n in range(60))
     tenants = [f"apiVersion: remit/v1\nkind: Tenant\nmetadata: {{name: t{n}}}\nspec: {{quota: {{{many}}}}}\n" for n in range(3)]
-    assert told("---\n".join(tenants)) == []
+    assert problems_of("---\n".join(tenants)) == []
     last = tenants[-1].replace("license-59", "memroy")
-    assert told("---\n".join([*tenants[:2], last])) == ["spec.quota.memroy: unknown resource; did you mean memory?"]
+    assert problems_of("---\n".join([*tenants[:2], last])) == ["spec.quota.memroy: unknown resource; did you mean memory?"]

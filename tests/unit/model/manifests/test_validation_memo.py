@@ -1,4 +1,4 @@
-"""Is what is remembered of a row what would be read from it, and is never too much remembered?"""
+"""Cache of decoded rows: entries equal what decoding gives, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tests.properties.manifest_strategies import manifests
 
 
 @pytest.fixture
-def nothing_known(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, AnyObject]:
+def empty_cache(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, AnyObject]:
     known: dict[bytes, AnyObject] = {}
     monkeypatch.setattr(objects, "_decoded", known)
     return known
 
 
-def of(workload: Workload, number: int) -> Generation:
+def generation_of(workload: Workload, number: int) -> Generation:
     meta = workload.metadata
     spec = GenerationSpec(workload=meta.name, generation=number, labels=dict(meta.labels), spec=workload.spec)
     return Generation(metadata=RecordMetadata(name=f"{meta.name}/{number:08d}", tenant=meta.tenant, uid="u"), spec=spec)
 
 
-def is_read_as_it_was(thing: AnyObject) -> None:
+def check_round_trip(thing: AnyObject) -> None:
     row = encode(thing)
     assert decode(row) == thing and encode(decode(row)) == row
 
@@ -74,7 +74,7 @@ PLAIN = st.builds(
 
 
 @given(PLAIN | manifests(("Workload",)), st.integers(1, 99))
-def test_what_was_judged_is_read_as_it_was_written__a_workload_and_its_generation(manifest: Any, number: int) -> None:
+def test_surely_decodable_workload_and_generation_round_trip(manifest: Any, number: int) -> None:
     try:
         thing = decode(msgspec.json.encode(manifest))
     except (msgspec.MsgspecError, ValueError):
@@ -85,27 +85,27 @@ def test_what_was_judged_is_read_as_it_was_written__a_workload_and_its_generatio
     stamped = replace(
         thing, status=WorkloadStatus(), metadata=replace(thing.metadata, uid="u", generation=number, created="now")
     )
-    for one in (stamped, of(stamped, number)):
+    for one in (stamped, generation_of(stamped, number)):
         sure = _is_surely_decodable(one)
         if sure:
-            is_read_as_it_was(one)
+            check_round_trip(one)
         event(f"{type(one).__name__}: {sure}, plain: {plain}")
 
 
 @given(st.sampled_from(Phase), st.integers(1, 9), st.integers(0, 9), st.sampled_from(["", "n1"]), st.integers(-5, 5))
-def test_a_replica_without_words_of_a_claim_is_read_as_it_was_written(
+def test_replica_without_free_text_is_surely_decodable(
     phase: Phase, attempt: int, failures: int, on: str, priority: int
 ) -> None:
     status = ReplicaStatus(phase=phase, attempt=attempt, failures=failures, node=on, grants=("tenant/t1",) if on else ())
     spec = ReplicaSpec(workload="w", generation=1, index=failures, priority=priority)
     one = Replica(metadata=RecordMetadata(name="w-0", tenant="t1", uid="u"), spec=spec, status=status)
     assert _is_surely_decodable(one)
-    is_read_as_it_was(one)
+    check_round_trip(one)
     assert not _is_surely_decodable(replace(one, status=replace(status, reason="words")))
 
 
 @story
-async def test_what_an_authority_wrote_is_remembered_as_it_is_read(scope: Scope) -> None:
+async def test_authority_caches_rows_as_they_decode(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
         known: dict[bytes, AnyObject] = {}
         patch.setattr(objects, "_decoded", known)
@@ -117,22 +117,22 @@ async def test_what_an_authority_wrote_is_remembered_as_it_is_read(scope: Scope)
             assert decode_cached(row) is thing
 
 
-def test_the_same_bytes_are_the_same_object__unless_they_are_many(nothing_known: dict[bytes, AnyObject]) -> None:
+def test_equal_bytes_share_object_unless_too_long(empty_cache: dict[bytes, AnyObject]) -> None:
     row = encode(workload("w"))
-    assert decode_cached(row) is decode_cached(row) and len(nothing_known) == 1
+    assert decode_cached(row) is decode_cached(row) and len(empty_cache) == 1
     long = workload("w", labels={f"l{n}": "x" * 60 for n in range(64)})
     row = encode(replace(long, metadata=replace(long.metadata, annotations={"a": "x" * objects.DECODED_BYTES_MAX})))
-    assert decode_cached(row) == decode_cached(row) and len(nothing_known) == 1
+    assert decode_cached(row) == decode_cached(row) and len(empty_cache) == 1
 
 
-def test_of_too_many_the_oldest_are_forgotten(nothing_known: dict[bytes, AnyObject], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_entries_are_dropped_over_limit(empty_cache: dict[bytes, AnyObject], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(objects, "DECODED_MAX", 64)
     made = workload("w")
     rows = [b"%d" % number for number in range(1_000)]
     for row in rows:
         cache_decoded(row, made)
-        assert len(nothing_known) <= 64 and row in nothing_known
-    assert list(nothing_known) == rows[-len(nothing_known) :] and len(nothing_known) >= 56
+        assert len(empty_cache) <= 64 and row in empty_cache
+    assert list(empty_cache) == rows[-len(empty_cache) :] and len(empty_cache) >= 56
     with pytest.raises(msgspec.DecodeError):
         decode_cached(b"not a row")
-    assert b"not a row" not in nothing_known
+    assert b"not a row" not in empty_cache

@@ -1,4 +1,4 @@
-"""Are the parts of a session the same however their bytes are cut, and is what is no part refused?"""
+"""Exec frames: reassembly from any chunks, validation of start and window messages."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ PARTS = st.lists(st.tuples(st.sampled_from(list(ExecFrameType)), st.binary(max_s
 
 
 @given(PARTS, st.lists(st.integers(1, 50), max_size=100))
-def test_however_it_is_cut_the_same_parts_are_heard(parts: list[tuple[ExecFrameType, bytes]], cuts: list[int]) -> None:
+def test_frames_are_reassembled_from_any_chunks(parts: list[tuple[ExecFrameType, bytes]], cuts: list[int]) -> None:
     left = b"".join(encode_frame(part, body) for part, body in parts)
-    ear, heard = ExecFrameReader(), list[ExecFrame]()
+    reader, received = ExecFrameReader(), list[ExecFrame]()
     for cut in cuts:
-        heard += ear.feed(left[:cut])
+        received += reader.feed(left[:cut])
         left = left[cut:]
-    heard += ear.feed(left)
-    assert heard == [ExecFrame(part, body) for part, body in parts]
+    received += reader.feed(left)
+    assert received == [ExecFrame(part, body) for part, body in parts]
 
 
-def test_a_part_that_is_too_long_is_refused_before_it_is_read() -> None:
+def test_oversized_frame_is_refused_by_its_header() -> None:
     with pytest.raises(ExecFrameError, match="exceeds the limit"):
         ExecFrameReader().feed(encode_frame(ExecFrameType.INPUT)[:1] + (FRAME_BYTES_MAX + 1).to_bytes(4))
 
 
-def test_a_beginning_is_read_as_it_was_written() -> None:
+def test_start_and_window_round_trip() -> None:
     begin = ExecStart(("sh", "-c", ";$(id) \n \u202e"), 3, True, TerminalSize(10, 20), "xterm-256color")
     assert decode_start(msgspec.json.encode(begin)) == begin
     assert decode_terminal_size(msgspec.json.encode(TerminalSize(1, 10_000))) == TerminalSize(1, 10_000)
@@ -68,12 +68,12 @@ def test_a_beginning_is_read_as_it_was_written() -> None:
     ],
     ids=lambda body: repr(body[:30]),
 )
-def test_what_is_no_beginning_is_refused(body: bytes) -> None:
+def test_invalid_start_is_refused(body: bytes) -> None:
     with pytest.raises(ExecFrameError):
         decode_start(body)
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"rows": -1}', b'{"rows": 1e999}', b"[1, 2]"])
-def test_what_is_no_window_is_refused(body: bytes) -> None:
+def test_invalid_window_is_refused(body: bytes) -> None:
     with pytest.raises(ExecFrameError):
         decode_terminal_size(body)

@@ -1,4 +1,4 @@
-"""Does an explanation name the reason that the scheduler has, and does what it suggests really help, and less of it not?"""
+"""Explanations of pending work name the scheduler's reason, and each suggested remedy suffices while less does not."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def sums(passage: FilterFunnel) -> bool:
     return passage.nodes == passage.fits + sum(step.refused for step in passage.steps)
 
 
-def health(node: Node, word: NodeHealth) -> Node:
-    return replace(node, status=NodeStatus(health=word))
+def health(node: Node, state: NodeHealth) -> Node:
+    return replace(node, status=NodeStatus(health=state))
 
 
 def override(name: str, effect: Any, **scope: Any) -> Override:
@@ -70,39 +70,39 @@ def published(*rules: PolicyRule) -> PolicyRevision:
     return PolicyRevision(metadata=RecordMetadata(name=f"{1:08d}"), spec=spec)
 
 
-def three(**more: Any) -> Cluster:
-    """Three nodes in three zones, each with four processors, and a tenant who may have what he likes."""
+def three_nodes(**more: Any) -> Cluster:
+    """Three nodes in three zones, each with four cores, and a tenant with ample quota."""
     return Cluster(rich(), *(ready(f"n{n}", zone=zone, **more) for n, zone in enumerate("abc", 1)))
 
 
 def full(cluster: Cluster, cpu: str = "3") -> Cluster:
-    """On every node somebody runs."""
+    """A filler replica runs on every node."""
     return cluster.work(workload("filler", cpu, labels={"app": "filler"}), 0, on=("n1", "n2", "n3"))
 
 
 APART = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="zone"),))
 BESIDE = Placement(affinity=(Affinity(label_selector={"app": "db"}, topology_key="zone"),))
 EVENLY = Placement(topology_spread=(Spread(topology_key="zone", max_skew=1),))
-SHY = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="zone"),))
+ANTI_AFFINITY = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="zone"),))
 MINE = {"app": "w"}
 A_SHARE = (DeviceRequest(kind="gpu", share="600m"),)
 
 
 def unready() -> Cluster:
-    cluster = three()
+    cluster = three_nodes()
     nodes = [health(node, NodeHealth.SUSPECT) for node in cluster.of(Node)]
     return cluster.with_(*nodes).work(workload("w"))
 
 
 def cordoned() -> Cluster:
-    cluster = three()
+    cluster = three_nodes()
     nodes = [replace(node, spec=replace(node.spec, unschedulable=True)) for node in cluster.of(Node)]
     return cluster.with_(*nodes).work(workload("w"))
 
 
 def crowded_zone() -> Cluster:
-    """One stands in zone a, and only zone a has room: a second would be one too many there."""
-    cluster = three().work(workload("filler", "4"), 0, on=("n2", "n3"))
+    """One replica runs in zone a, and only zone a has free capacity: a second one there would exceed the skew."""
+    cluster = three_nodes().work(workload("filler", "4"), 0, on=("n2", "n3"))
     return cluster.work(workload("w", placement=EVENLY), 1, on=("n1",))
 
 
@@ -124,73 +124,85 @@ def poor(cpu: str) -> Tenant:
 
 def deleting() -> Cluster:
     made = workload("w")
-    return three().work(replace(made, metadata=replace(made.metadata, deleting=True)))
+    return three_nodes().work(replace(made, metadata=replace(made.metadata, deleting=True)))
 
 
 CASES: dict[str, tuple[Code, bool, Callable[[], Cluster]]] = {
     "node-health": (Code.NODE_UNREADY, False, unready),
     "cordon": (Code.DRAINING, False, cordoned),
-    "place": (Code.PLACE, True, lambda: three().work(workload("w", placement=Placement(zones=("nowhere",))))),
+    "place": (Code.PLACE, True, lambda: three_nodes().work(workload("w", placement=Placement(zones=("nowhere",))))),
     "policy": (
         Code.POLICY,
         True,
-        lambda: three().with_(published(PolicyRule(allow=PolicyAllow(zones=("z",))))).work(workload("w")),
+        lambda: three_nodes().with_(published(PolicyRule(allow=PolicyAllow(zones=("z",))))).work(workload("w")),
     ),
-    "taint": (Code.TAINT, True, lambda: three(taints=(TAINTED,)).work(workload("w"))),
-    "selector": (Code.SELECTOR, True, lambda: three().work(workload("w", placement=Placement(node_selector={"disk": "ssd"})))),
-    "room": (Code.NO_ROOM, False, lambda: full(three()).work(workload("w", "2"))),
-    "too large": (Code.NO_ROOM, True, lambda: three().work(workload("w", "5"))),
+    "taint": (Code.TAINT, True, lambda: three_nodes(taints=(TAINTED,)).work(workload("w"))),
+    "selector": (
+        Code.SELECTOR,
+        True,
+        lambda: three_nodes().work(workload("w", placement=Placement(node_selector={"disk": "ssd"}))),
+    ),
+    "room": (Code.NO_ROOM, False, lambda: full(three_nodes()).work(workload("w", "2"))),
+    "too large": (Code.NO_ROOM, True, lambda: three_nodes().work(workload("w", "5"))),
     "device": (Code.DEVICE_TAKEN, False, gpus_taken),
-    "no such device": (Code.DEVICE_TAKEN, True, lambda: three().work(workload("w", devices=A_GPU))),
+    "no such device": (Code.DEVICE_TAKEN, True, lambda: three_nodes().work(workload("w", devices=A_GPU))),
     "share": (Code.DEVICE_TAKEN, False, shares_taken),
     "spread": (Code.SPREAD, False, crowded_zone),
-    "affinity": (Code.AFFINITY, False, lambda: three().work(workload("w", placement=BESIDE))),
+    "affinity": (Code.AFFINITY, False, lambda: three_nodes().work(workload("w", placement=BESIDE))),
     "anti-affinity": (
         Code.ANTI_AFFINITY,
         False,
-        lambda: three().work(workload("w", placement=APART, labels=MINE), 1, on=("n1", "n2", "n3")),
+        lambda: three_nodes().work(workload("w", placement=APART, labels=MINE), 1, on=("n1", "n2", "n3")),
     ),
     "shunned": (
         Code.ANTI_AFFINITY,
         False,
-        lambda: three().work(workload("shy", placement=SHY), 0, on=("n1", "n2", "n3")).work(workload("w", labels=MINE)),
+        lambda: (
+            three_nodes()
+            .work(workload("shy", placement=ANTI_AFFINITY), 0, on=("n1", "n2", "n3"))
+            .work(workload("w", labels=MINE))
+        ),
     ),
-    "quota": (Code.OVER_QUOTA, False, lambda: three().with_(poor("500m")).work(workload("w"))),
-    "no tenant": (Code.OVER_QUOTA, False, lambda: three().with_(drop=["tenant/t1"]).work(workload("w"))),
+    "quota": (Code.OVER_QUOTA, False, lambda: three_nodes().with_(poor("500m")).work(workload("w"))),
+    "no tenant": (Code.OVER_QUOTA, False, lambda: three_nodes().with_(drop=["tenant/t1"]).work(workload("w"))),
     "grant expired": (
         Code.GRANT_EXPIRED,
         False,
-        lambda: three().with_(slice_of("slice", "8", until_ms=NOW[1] - 1)).work(workload("w")),
+        lambda: three_nodes().with_(slice_of("slice", "8", until_ms=NOW[1] - 1)).work(workload("w")),
     ),
     "slice too small": (
         Code.OVER_QUOTA,
         False,
-        lambda: three().with_(slice_of("slice", "400m", until_ms=NOW[1] + 60_000)).work(workload("w")),
+        lambda: three_nodes().with_(slice_of("slice", "400m", until_ms=NOW[1] + 60_000)).work(workload("w")),
     ),
-    "gang short of members": (Code.GANG_SHORT, False, lambda: three().work(workload("w", gang=3), 2)),
-    "gang short of room": (Code.GANG_SHORT, False, lambda: full(three()).work(workload("w", "1", 5, gang=5), 5)),
-    "gang short of quota": (Code.OVER_QUOTA, False, lambda: three().with_(poor("2")).work(workload("w", "1", 3, gang=3), 3)),
+    "gang short of members": (Code.GANG_SHORT, False, lambda: three_nodes().work(workload("w", gang=3), 2)),
+    "gang short of room": (Code.GANG_SHORT, False, lambda: full(three_nodes()).work(workload("w", "1", 5, gang=5), 5)),
+    "gang short of quota": (
+        Code.OVER_QUOTA,
+        False,
+        lambda: three_nodes().with_(poor("2")).work(workload("w", "1", 3, gang=3), 3),
+    ),
     "paused": (
         Code.OVERRIDE,
         False,
-        lambda: three().with_(override("hold", "pause-expansion", workloads=("t1/w",))).work(workload("w")),
+        lambda: three_nodes().with_(override("hold", "pause-expansion", workloads=("t1/w",))).work(workload("w")),
     ),
     "avoided": (
         Code.OVERRIDE,
         False,
-        lambda: three().with_(override("away", "avoid", zones=("a", "b", "c"))).work(workload("w")),
+        lambda: three_nodes().with_(override("away", "avoid", zones=("a", "b", "c"))).work(workload("w")),
     ),
     "pinned": (
         Code.OVERRIDE,
         False,
-        lambda: three().with_(override("pin", "pin", workloads=("t1/w",), zones=("z",))).work(workload("w")),
+        lambda: three_nodes().with_(override("pin", "pin", workloads=("t1/w",), zones=("z",))).work(workload("w")),
     ),
     "deleting": (Code.DELETING, True, deleting),
-    "quota and room": (Code.OVER_QUOTA, False, lambda: full(three()).with_(poor("10")).work(workload("w", "2"))),
-    "taint and room": (Code.TAINT, True, lambda: full(three(taints=(TAINTED,))).work(workload("w", "2"))),
+    "quota and room": (Code.OVER_QUOTA, False, lambda: full(three_nodes()).with_(poor("10")).work(workload("w", "2"))),
+    "taint and room": (Code.TAINT, True, lambda: full(three_nodes(taints=(TAINTED,))).work(workload("w", "2"))),
     "no nodes": (Code.NO_ROOM, True, lambda: Cluster(rich()).work(workload("w"))),
 }
-HOPELESS = {"deleting", "no nodes"}
+WITHOUT_REMEDY = {"deleting", "no nodes"}
 
 
 def explained(case: str) -> tuple[Cluster, PendingExplanation]:
@@ -199,29 +211,29 @@ def explained(case: str) -> tuple[Cluster, PendingExplanation]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_reason_is_the_one_that_the_scheduler_has(case: str) -> None:
-    cluster, told = explained(case)
+def test_reason_equals_that_of_scheduler(case: str) -> None:
+    cluster, explanation = explained(case)
     code, never, _ = CASES[case]
-    assert (told.reason, told.verdict) == (code.value, "never" if never else "not-now"), told
+    assert (explanation.reason, explanation.verdict) == (code.value, "never" if never else "not-now"), explanation
     assert set(cluster.scheduled().waits.values()) == {(code.value, never)}
-    assert told.meaning == REFUSALS[code].meaning
-    assert sums(told.passage)
-    assert told.cures
+    assert explanation.meaning == REFUSALS[code].meaning
+    assert sums(explanation.passage)
+    assert explanation.cures
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in HOPELESS])
-def test_each_suggestion_is_enough_and_less_is_not(case: str) -> None:
-    cluster, told = explained(case)
-    assert told.unblocks, told
-    want = told.quota.wanted
-    for unblock in told.unblocks:
-        assert cluster.done(unblock).bound() >= want, (unblock, cluster.done(unblock).scheduled())
+@pytest.mark.parametrize("case", [case for case in CASES if case not in WITHOUT_REMEDY])
+def test_each_remedy_suffices_and_less_does_not(case: str) -> None:
+    cluster, explanation = explained(case)
+    assert explanation.unblocks, explanation
+    want = explanation.quota.wanted
+    for unblock in explanation.unblocks:
+        assert cluster.with_remedy(unblock).bound() >= want, (unblock, cluster.with_remedy(unblock).scheduled())
         for less in smaller(unblock):
-            assert cluster.done(less).bound() < want, (unblock, less)
+            assert cluster.with_remedy(less).bound() < want, (unblock, less)
 
 
-@pytest.mark.parametrize("case", sorted(HOPELESS))
-def test_what_nothing_helps_is_suggested_nothing(case: str) -> None:
+@pytest.mark.parametrize("case", sorted(WITHOUT_REMEDY))
+def test_no_remedy_is_suggested_where_none_helps(case: str) -> None:
     assert explained(case)[1].unblocks == ()
 
 
@@ -243,68 +255,70 @@ def test_what_nothing_helps_is_suggested_nothing(case: str) -> None:
         ("gang short of room", [["nodes"]]),
     ],
 )
-def test_what_is_suggested(case: str, kinds: list[list[str]]) -> None:
+def test_remedies_by_case(case: str, kinds: list[list[str]]) -> None:
     assert [[change.kind for change in one.changes] for one in explained(case)[1].unblocks] == kinds
 
 
 @pytest.mark.parametrize("code", [Code.OVER_QUOTA, Code.GANG_SHORT, Code.OVERRIDE])
-def test_what_no_node_could_take_is_never__whatever_stands_before_it(code: Code) -> None:
+def test_request_larger_than_every_node_is_never_despite_other_reasons(code: Code) -> None:
     hold = override("hold", "pause-expansion", workloads=("t1/w",))
     first: dict[Code, list[Tenant | Override]] = {Code.OVER_QUOTA: [poor("4")], Code.OVERRIDE: [hold]}
     for cpu, verdict in (("5", "never"), ("1" if code is not Code.OVER_QUOTA else "3", "not-now")):
         made = workload("w", cpu, gang=2) if code is Code.GANG_SHORT else workload("w", cpu)
-        cluster = three().with_(*first.get(code, ())).work(workload("other", "2"), 0, on=("n1",)).work(made)
-        told = cluster.explained()
-        assert (told.reason, told.verdict) == (code.value, verdict)
+        cluster = three_nodes().with_(*first.get(code, ())).work(workload("other", "2"), 0, on=("n1",)).work(made)
+        explanation = cluster.explained()
+        assert (explanation.reason, explanation.verdict) == (code.value, verdict)
 
 
-def test_others_filters_are_told_in_their_own_words() -> None:
-    theirs = Filter("rack", Code.SELECTOR, lambda ask, site, peers: False, reason="the rack is dark", third_party=True)
-    cluster = three().work(workload("w"))
+def test_third_party_filter_is_explained_in_its_own_words() -> None:
+    third_party_filter = Filter(
+        "rack", Code.SELECTOR, lambda ask, site, peers: False, reason="the rack is dark", third_party=True
+    )
+    cluster = three_nodes().work(workload("w"))
     view = cluster.view()
-    rules = RULES._replace(filters=(theirs,))
+    rules = RULES._replace(filters=(third_party_filter,))
     generation = view.shapes.find("t1", "w", 1)
     assert generation is not None
-    told = explain_pending(view, generation, 0, rules)
-    assert (told.reason, told.meaning) == ("selector", "the rack is dark")
-    assert [(step.filter, step.meaning) for step in told.passage.steps] == [("rack", "the rack is dark")]
-    there = explain_node(pending_work(view, generation, 0, rules).trial, "n1")
-    assert there is not None and [one.meaning for one in there.broken] == ["the rack is dark"]
+    explanation = explain_pending(view, generation, 0, rules)
+    assert (explanation.reason, explanation.meaning) == ("selector", "the rack is dark")
+    assert [(step.filter, step.meaning) for step in explanation.passage.steps] == [("rack", "the rack is dark")]
+    on_node = explain_node(pending_work(view, generation, 0, rules).trial, "n1")
+    assert on_node is not None and [one.meaning for one in on_node.broken] == ["the rack is dark"]
     stop = compute_capacity(view, workload("w"), rules).stop
     assert stop is not None and (stop.meaning, stop.passage.steps[0].meaning) == ("the rack is dark", "the rack is dark")
 
 
-def test_the_suggestion_is_counted_in_nodes() -> None:
-    told = explained("selector")[1]
-    assert (told.unblocks[0].fits, told.unblocks[0].changes[0].what) == (3, "labels")
+def test_remedy_counts_nodes_that_would_fit() -> None:
+    explanation = explained("selector")[1]
+    assert (explanation.unblocks[0].fits, explanation.unblocks[0].changes[0].what) == (3, "labels")
 
 
-def test_work_that_fits_is_told_where_it_would_go() -> None:
-    cluster = three().work(workload("w"))
-    told = cluster.explained()
-    assert (told.verdict, told.reason, told.unblocks, told.preemption) == ("now", "", (), None)
-    assert told.candidates[0].node == cluster.scheduled().bound["replica/t1/w-0"]
-    assert told.candidates[0].parts["least-allocated"] <= told.candidates[0].score
+def test_work_that_fits_is_explained_with_its_candidate_node() -> None:
+    cluster = three_nodes().work(workload("w"))
+    explanation = cluster.explained()
+    assert (explanation.verdict, explanation.reason, explanation.unblocks, explanation.preemption) == ("now", "", (), None)
+    assert explanation.candidates[0].node == cluster.scheduled().bound["replica/t1/w-0"]
+    assert explanation.candidates[0].parts["least-allocated"] <= explanation.candidates[0].score
 
 
-def test_a_policy_on_a_lease_that_ran_out_stops_what_would_fit() -> None:
-    """The scheduler learns that from the authority; whoever explains knows what the authority will say."""
+def test_lapsed_policy_lease_stops_work_that_would_fit() -> None:
+    """The scheduler learns that from the authority; an explanation predicts the authority's refusal."""
     policy = published(PolicyRule(allow=PolicyAllow(zones=("a", "b", "c"))))
     for at_ms, reason in ((NOW[1] - 1, "policy_lapsed"), (NOW[1] + 1, "")):
         leased = replace(policy, spec=replace(policy.spec, deadline=Deadline(boot=NOW[0], at_ms=at_ms)))
-        told = three().with_(leased).work(workload("w")).explained()
-        assert told.reason == reason
-        assert [change.kind for one in told.unblocks for change in one.changes] == (["policy"] if reason else [])
+        explanation = three_nodes().with_(leased).work(workload("w")).explained()
+        assert explanation.reason == reason
+        assert [change.kind for one in explanation.unblocks for change in one.changes] == (["policy"] if reason else [])
 
 
-def test_a_gang_says_how_many_would_find_a_place() -> None:
+def test_gang_explanation_counts_members_that_would_fit() -> None:
     gang = explained("gang short of room")[1].gang
     assert gang is not None
     assert (gang.min, gang.standing, gang.waiting, gang.fits) == (5, 0, 5, 3)
 
 
-def test_a_view_is_not_touched_by_being_asked() -> None:
-    cluster = full(three()).work(workload("w", "2", placement=EVENLY))
+def test_explaining_does_not_change_view() -> None:
+    cluster = full(three_nodes()).work(workload("w", "2", placement=EVENLY))
     view = cluster.view()
     generation = view.shapes.find("t1", "w", 1)
     assert generation is not None
@@ -315,21 +329,21 @@ def test_a_view_is_not_touched_by_being_asked() -> None:
     assert len(view.columns) == 3
 
 
-# -- who would have to go ------------------------------------------------------------------------------------------------------
+# -- preemption ----------------------------------------------------------------------------------------------------------------
 
 
 def outranked(**more: Any) -> Cluster:
-    """Lower work fills every node; a class that may push it aside waits."""
-    cluster = three().with_(ranked("high", 100), ranked("meek", 50, preempts=False))
+    """Lower-priority work fills every node, and a class that may preempt it waits."""
+    cluster = three_nodes().with_(ranked("high", 100), ranked("meek", 50, preempts=False))
     return cluster.work(workload("low", "3", **more), 0, on=("n1", "n2", "n3"))
 
 
-def test_victims_are_those_that_the_scheduler_would_take() -> None:
+def test_explained_victims_equal_those_of_scheduler() -> None:
     cluster = outranked().work(workload("w", "2", priority="high"), priority=100)
-    told = cluster.explained(priority=100).preemption
-    assert told is not None and told.possible
-    assert [f"replica/{one.replica}" for one in told.victims] == list(cluster.scheduled().reserved["replica/t1/w-0"])
-    assert told.victims[0].workload == "low"
+    explanation = cluster.explained(priority=100).preemption
+    assert explanation is not None and explanation.possible
+    assert [f"replica/{one.replica}" for one in explanation.victims] == list(cluster.scheduled().reserved["replica/t1/w-0"])
+    assert explanation.victims[0].workload == "low"
 
 
 @pytest.mark.parametrize(
@@ -347,25 +361,25 @@ def test_victims_are_those_that_the_scheduler_would_take() -> None:
         ),
     ],
 )
-def test_why_nobody_can_go(why: str, cluster: Callable[[], Cluster], priority: int) -> None:
+def test_reason_why_preemption_is_impossible(why: str, cluster: Callable[[], Cluster], priority: int) -> None:
     built = cluster()
-    told = built.explained(priority=priority).preemption
-    assert told is not None
-    assert (told.possible, told.why) == (False, why)
+    explanation = built.explained(priority=priority).preemption
+    assert explanation is not None
+    assert (explanation.possible, explanation.why) == (False, why)
     assert not built.scheduled().reserved
 
 
 # -- one node ------------------------------------------------------------------------------------------------------------------
 
 
-def test_every_rule_that_a_node_breaks_is_told() -> None:
-    cluster = full(three(taints=(TAINTED,))).work(workload("w", "2", placement=Placement(node_selector={"disk": "ssd"})))
+def test_node_explanation_lists_every_failed_rule() -> None:
+    cluster = full(three_nodes(taints=(TAINTED,))).work(workload("w", "2", placement=Placement(node_selector={"disk": "ssd"})))
     view = cluster.view()
     generation = view.shapes.find("t1", "w", 1)
     assert generation is not None
     work = pending_work(view, generation, 0, RULES)
-    told = explain_node(work.trial, "n2")
-    assert told is not None and not told.fits
-    assert [one.filter for one in told.broken] == ["taints", "labels", "resources"]
-    assert told.lacks == amounts(cpu="1")
+    explanation = explain_node(work.trial, "n2")
+    assert explanation is not None and not explanation.fits
+    assert [one.filter for one in explanation.broken] == ["taints", "labels", "resources"]
+    assert explanation.lacks == amounts(cpu="1")
     assert explain_node(work.trial, "n9") is None

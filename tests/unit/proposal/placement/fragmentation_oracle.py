@@ -1,4 +1,4 @@
-"""What should the fragmentation score say? Node by node and shape by shape, in loops over plain values, from its formulas."""
+"""Reference implementation of the fragmentation score: its formulas in plain loops over nodes and shapes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from remit.proposal.placement.fragmentation_model import DeviceShape, FrequentSh
 WHOLE_ONLY = [0.0] * WHOLE_DEVICE + [1.0]
 
 
-class Slow:
-    """Weighed once, for these nodes as they were then; `worths` is what so much of a device is worth, by kind."""
+class ReferenceScore:
+    """Weights computed once for these nodes; `worths` gives the worth of each share of a device, by kind."""
 
     def __init__(
         self, popular: Sequence[FrequentShape], worths: Mapping[str, Sequence[float]], nodes: Sequence[NodeFree]
@@ -65,7 +65,7 @@ class Slow:
         return total
 
     def chosen(self, ask: Requirements, left: NodeFree) -> tuple[dict[str, int], float]:
-        """Which devices it takes, and the worth that shares spoil."""
+        """The devices that are assigned, and the worth that shares destroy."""
         taken: dict[str, int] = {}
         spoiled = 0.0
         for one in ask.device_shares:

@@ -1,4 +1,4 @@
-"""Is what comes counted by shape, and forgotten in good time?"""
+"""Device demand: requests are counted by shape and decay over time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def share(size: int, kind: str = "gpu") -> DeviceRequest:
     return DeviceRequest(kind=kind, share=f"{size}m")
 
 
-def test_shapes_are_counted__with_the_mean_of_their_memory() -> None:
+def test_demand_counts_shapes_with_mean_memory() -> None:
     demand = Demand()
     demand.arrived(ask(gpus(2, "A", "B"), memory=10), 3)
     demand.arrived(ask(gpus(2, "B", "A"), memory=50))
@@ -39,7 +39,7 @@ def test_shapes_are_counted__with_the_mean_of_their_memory() -> None:
     assert demand.frequent_shapes(1) == [first]
 
 
-def test_each_part_of_an_ask_is_a_shape__and_unions_are_none() -> None:
+def test_each_device_request_is_own_shape_without_unions() -> None:
     demand = Demand()
     demand.arrived(ask(gpus(1, "A", "B"), gpus(1, "B", "C"), share(250, "fpga")))
     assert {(one.shape.kind, one.shape.models, one.shape.number, one.shape.share) for one in demand.frequent_shapes(9)} == {
@@ -50,13 +50,13 @@ def test_each_part_of_an_ask_is_a_shape__and_unions_are_none() -> None:
     assert demand.shares() == {"gpu": {}, "fpga": {250: 1}}
 
 
-def test_an_ask_for_no_devices_at_all_is_no_shape() -> None:
+def test_request_without_devices_has_no_shape() -> None:
     demand = Demand()
     demand.arrived(ask(DeviceRequest(kind="gpu", count=0)))
     assert demand.frequent_shapes(9) == [] and demand.arrivals == 1
 
 
-def test_the_rarest_are_left_out_of_account() -> None:
+def test_rarest_shapes_are_left_out() -> None:
     demand = Demand()
     for size in range(100, 110):
         demand.arrived(ask(share(size)), 1_000)
@@ -65,7 +65,7 @@ def test_the_rarest_are_left_out_of_account() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 100, 10 * DECAY_AT])
-def test_what_came_long_ago_fades(step: int) -> None:
+def test_old_arrivals_decay(step: int) -> None:
     demand = Demand()
     demand.arrived(ask(share(100)), DECAY_AT)
     later = ask(share(200))
@@ -77,12 +77,12 @@ def test_what_came_long_ago_fades(step: int) -> None:
     assert demand.frequent_shapes(9)[0].shape.share == 200
 
 
-def test_there_are_never_more_shapes_than_the_bound__and_the_popular_stay() -> None:
+def test_number_of_shapes_is_bounded_and_frequent_ones_stay() -> None:
     demand = Demand()
     demand.arrived(ask(share(500)), 50)
     for cpu in range(2 * SHAPES_MAX):
         demand.arrived(ask(gpus(1), cpu=cpu))
         assert len(demand._counts) <= SHAPES_MAX and demand._counts.keys() == demand._memory.keys()
     assert demand.frequent_shapes(1)[0].shape.share == 500
-    assert DeviceShape("gpu", (), 1, WHOLE_DEVICE, 2 * SHAPES_MAX - 1) in demand._counts, "the latest has a chance"
+    assert DeviceShape("gpu", (), 1, WHOLE_DEVICE, 2 * SHAPES_MAX - 1) in demand._counts, "the latest shape is counted"
     assert demand._total == pytest.approx(sum(demand._counts.values()))

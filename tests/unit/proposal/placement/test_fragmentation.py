@@ -1,4 +1,4 @@
-"""Does the fragmentation score say what its formulas say, learn, keep up with the nodes, and decide where it should?"""
+"""Fragmentation score: equals its formulas, learns the demand, follows the nodes, and decides placements."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.devices import FreeDeviceShares
 from remit.proposal.placement.fragmentation import CELLS_MAX, RANGE, SHAPES_WEIGHED_MAX, WEIGH_INTERVAL, Fragmentation
 from remit.proposal.placement.kernel import Kernel
-from tests.unit.proposal.placement.fragmentation_oracle import Slow
+from tests.unit.proposal.placement.fragmentation_oracle import ReferenceScore
 from tests.unit.proposal.placement.test_device_demand import ask, gpus, share
 
 GIB = 1 << 30
@@ -55,15 +55,15 @@ def lefts(columns: NodeColumns) -> dict[int, NodeFree]:
     return found
 
 
-def drawn(lots: np.random.Generator, count: int) -> list[Node]:
-    """Nodes with up to eight devices, most of one sort, some of several, some without."""
+def drawn(rng: np.random.Generator, count: int) -> list[Node]:
+    """Nodes with up to eight devices: most with one model, some with several, some without devices."""
     nodes = []
     for at in range(count):
-        sort = KINDS[int(lots.integers(len(KINDS)))]
-        devices = [sort] * int(lots.choice((0, 1, 2, 4, 8)))
+        sort = KINDS[int(rng.integers(len(KINDS)))]
+        devices = [sort] * int(rng.choice((0, 1, 2, 4, 8)))
         if at % 3 == 0:
-            devices += [KINDS[int(lots.integers(len(KINDS)))] for _ in range(int(lots.integers(3)))]
-        nodes.append(node(f"n{at}", *devices, cpu=int(lots.choice((8_000, 64_000))), memory=int(lots.choice((16, 128))) * GIB))
+            devices += [KINDS[int(rng.integers(len(KINDS)))] for _ in range(int(rng.integers(3)))]
+        nodes.append(node(f"n{at}", *devices, cpu=int(rng.choice((8_000, 64_000))), memory=int(rng.choice((16, 128))) * GIB))
     return nodes
 
 
@@ -82,9 +82,9 @@ ASKS = (
 )
 
 
-def compare(columns: NodeColumns, made: Fragmentation, slow: Slow, asks: Sequence[Requirements]) -> int:
-    """Where each ask fits, the score is what the loops find, and so are the devices; how many were looked at."""
-    looked = 0
+def compare(columns: NodeColumns, made: Fragmentation, reference: ReferenceScore, asks: Sequence[Requirements]) -> int:
+    """Assert that score and devices equal the reference wherever a request fits; return how many places were compared."""
+    compared = 0
     kernel = Kernel(columns, ColumnPeerCounts(columns, {}), scores=(made.score,))
     for at, one_ask in enumerate(asks):
         one = kernel.class_for(at, one_ask)
@@ -92,32 +92,32 @@ def compare(columns: NodeColumns, made: Fragmentation, slow: Slow, asks: Sequenc
         found = made.score.score(one_ask, SelectedRows(columns, rows))
         for row, score in zip(rows.tolist(), found.tolist(), strict=True):
             left = lefts(columns)[row]
-            assert (score - 1) * RANGE + 1 == pytest.approx(slow.gain(one_ask, left), abs=1e-3)
+            assert (score - 1) * RANGE + 1 == pytest.approx(reference.gain(one_ask, left), abs=1e-3)
             chosen = kernel.choose_devices(one, row)
             if not one_ask.whole_devices:
-                assert chosen == slow.chosen(one_ask, left)[0]
-            looked += 1
-    return looked
+                assert chosen == reference.chosen(one_ask, left)[0]
+            compared += 1
+    return compared
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_score_is_what_loops_over_nodes_and_shapes_find__while_nodes_come_and_go(seed: int) -> None:
-    lots = np.random.default_rng(seed)
-    nodes = drawn(lots, 12)
+def test_score_equals_reference_while_nodes_come_and_go(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    nodes = drawn(rng, 12)
     columns = NodeColumns([full(one) for one in nodes])
     kernel, made = kernel_on(columns)
     for _ in range(40):
-        made.arrived(ASKS[int(lots.integers(len(ASKS)))], int(lots.integers(1, 30)))
+        made.arrived(ASKS[int(rng.integers(len(ASKS)))], int(rng.integers(1, 30)))
     made.update_weights()
-    slow = Slow(
+    reference = ReferenceScore(
         made.demand.frequent_shapes(SHAPES_WEIGHED_MAX),
         {kind: found.tolist() for kind, found in made._worths.items()},
         list(lefts(columns).values()),
     )
-    assert compare(columns, made, slow, ASKS) > 40
+    assert compare(columns, made, reference, ASKS) > 40
     epoch = made.score.epoch()
     for step in range(25):
-        at = int(lots.integers(len(ASKS)))
+        at = int(rng.integers(len(ASKS)))
         one = kernel.class_for(at, ASKS[at])
         row = kernel.best_row(one)
         if row >= 0:
@@ -128,11 +128,11 @@ def test_the_score_is_what_loops_over_nodes_and_shapes_find__while_nodes_come_an
             columns.put(node("new", ("gpu", "A"), ("fpga", "A"), cpu=8_000))
         if step == 20:
             columns.put(replace(nodes[5], status=NodeStatus(health=NodeHealth.LOST)))
-    assert made.score.epoch() == epoch, "no sort of device is new, so nothing is weighed anew"
-    assert compare(columns, made, slow, ASKS) > 10
+    assert made.score.epoch() == epoch, "no device model is new, so weights are not recomputed"
+    assert compare(columns, made, reference, ASKS) > 10
 
 
-def test_it_does_not_apply_where_there_are_no_devices__and_does_from_when_there_are() -> None:
+def test_score_applies_only_while_nodes_have_devices() -> None:
     columns = NodeColumns([full(node("a", cpu=4_000)), full(node("b", cpu=8_000))])
     kernel, made = kernel_on(columns)
     one = kernel.class_for("plain", ask(cpu=1_000))
@@ -140,13 +140,13 @@ def test_it_does_not_apply_where_there_are_no_devices__and_does_from_when_there_
     assert [score.name for score in one.scores] == ["least-allocated"] and one.score.dtype == np.int32
     made.update_weights()
     columns.put(node("c", ("gpu", "A"), cpu=32_000))
-    assert kernel.best_row(one) == 1, "where there are devices is the last place for work without"
+    assert kernel.best_row(one) == 1, "work without devices goes to device nodes last"
     assert [score.name for score in one.scores] == ["fragmentation"] and one.score.dtype == np.int64
     columns.drop("c")
     assert kernel.best_row(one) == 1
 
 
-def test_work_without_devices_spreads_where_there_are_none__and_then_goes_where_it_hurts_least() -> None:
+def test_work_without_devices_fills_plain_nodes_before_device_nodes() -> None:
     columns = NodeColumns([full(node("a", ("gpu", "A"), ("gpu", "A"))), full(node("b", cpu=4_000)), full(node("c", cpu=4_000))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(gpus(1), cpu=30_000), 100)
@@ -155,18 +155,18 @@ def test_work_without_devices_spreads_where_there_are_none__and_then_goes_where_
     assert found.rows[:4] == [1, 2, 1, 2] and sorted(found.rows[4:8]) == [1, 1, 2, 2] and found.rows[8:] == [0, 0]
 
 
-def test_taints_that_ask_to_be_avoided_are_avoided_first() -> None:
-    shy = (Taint(key="old", effect="PreferNoSchedule"),)
-    columns = NodeColumns([full(node("a", ("gpu", "A"), taints=shy)), full(node("b", *[("gpu", "A")] * 8))])
+def test_prefer_no_schedule_taint_outweighs_fragmentation() -> None:
+    avoid = (Taint(key="old", effect="PreferNoSchedule"),)
+    columns = NodeColumns([full(node("a", ("gpu", "A"), taints=avoid)), full(node("b", *[("gpu", "A")] * 8))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(gpus(8)), 100)
     made.update_weights()
-    assert kernel.best_row(kernel.class_for("one", ask(gpus(1)))) == 1, "although it spoils the only node for eight"
+    assert kernel.best_row(kernel.class_for("one", ask(gpus(1)))) == 1, "although it fragments the only node for eight"
     columns.put(node("a", ("gpu", "A")))
     assert kernel.best_row(kernel.class_for("one", ask(gpus(1)))) == 0
 
 
-def test_soft_spread_counts_as_much_as_elsewhere() -> None:
+def test_soft_spread_outweighs_fragmentation() -> None:
     columns = NodeColumns([full(node("a", ("gpu", "A"))), full(node("bb", *[("gpu", "A")] * 8))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(gpus(8)), 100)
@@ -176,8 +176,8 @@ def test_soft_spread_counts_as_much_as_elsewhere() -> None:
     assert sorted(kernel.place_run(kernel.class_for("one", evenly), 4).rows) == [0, 0, 1, 1]
 
 
-def test_a_share_goes_where_it_spoils_least__not_where_it_is_tightest() -> None:
-    """320 thousandths beside 470 leave 210, which nobody asks for; on a whole device they leave what another 650 fits into."""
+def test_share_goes_where_it_fragments_least_not_where_tightest() -> None:
+    """320 beside 470 thousandths leave 210, which nothing requests; on a whole device they leave room for another 650."""
     columns = NodeColumns([full(node("a", ("gpu", "A"), ("gpu", "A")))])
     kernel, made = kernel_on(columns)
     for size, count in ((320, 30), (650, 30), (470, 30)):
@@ -190,7 +190,7 @@ def test_a_share_goes_where_it_spoils_least__not_where_it_is_tightest() -> None:
         kernel.post(one, row, kernel.choose_devices(one, row))
 
 
-def test_whole_nodes_are_kept_for_those_who_need_them() -> None:
+def test_whole_nodes_are_kept_for_requests_that_need_them() -> None:
     columns = NodeColumns([full(node("a", *[("gpu", "A")] * 8)), full(node("b", *[("gpu", "A")] * 8, cpu=16_000))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(gpus(8), cpu=60_000), 50)
@@ -199,12 +199,12 @@ def test_whole_nodes_are_kept_for_those_who_need_them() -> None:
     assert kernel.place_run(kernel.class_for("one", ask(gpus(1), cpu=1_000)), 8).rows == [1] * 8
 
 
-def test_a_run_without_devices_comes_to_the_places_of_one_by_one() -> None:
-    lots = np.random.default_rng(3)
-    base = NodeColumns([full(one) for one in drawn(lots, 150)])
+def test_run_without_devices_equals_single_placements() -> None:
+    rng = np.random.default_rng(3)
+    base = NodeColumns([full(one) for one in drawn(rng, 150)])
     (at_once, made), (singly, other) = (kernel_on(base.freeze()) for _ in range(2))
     for _ in range(60):
-        at, count = int(lots.integers(len(ASKS))), int(lots.integers(1, 120))
+        at, count = int(rng.integers(len(ASKS))), int(rng.integers(1, 120))
         for one_of_both in (made, other):
             one_of_both.arrived(ASKS[at], count)
             one_of_both.update_weights()
@@ -219,7 +219,7 @@ def test_a_run_without_devices_comes_to_the_places_of_one_by_one() -> None:
     assert at_once.columns.used == singly.columns.used
 
 
-def test_a_run_many_deep_on_few_nodes_comes_to_the_places_of_one_by_one() -> None:
+def test_deep_run_on_few_nodes_equals_single_placements() -> None:
     base = NodeColumns([full(node(f"n{at}", *[("gpu", "A")] * (at + 1), cpu=20_000 + 7_000 * at)) for at in range(3)])
     (at_once, made), (singly, other) = (kernel_on(base.freeze()) for _ in range(2))
     for one_of_both in (made, other):
@@ -234,10 +234,10 @@ def test_a_run_many_deep_on_few_nodes_comes_to_the_places_of_one_by_one() -> Non
         singly.post(one, row)
         rows.append(row)
     assert found == rows and max(rows.count(row) for row in range(3)) > 40
-    assert sum(before != after for before, after in pairwise(rows)) > 2, "it goes to and fro"
+    assert sum(before != after for before, after in pairwise(rows)) > 2, "placements alternate between nodes"
 
 
-def test_two_parts_of_an_ask_do_not_take_the_same_device() -> None:
+def test_two_requests_of_one_replica_take_different_devices() -> None:
     columns = NodeColumns(
         [full(node("a", ("gpu", "A"), ("gpu", "B"))), full(node("b", ("gpu", "A"), ("gpu", "A"), ("gpu", "B")))]
     )
@@ -246,17 +246,17 @@ def test_two_parts_of_an_ask_do_not_take_the_same_device() -> None:
     made.arrived(ask(gpus(1, "B")), 50)
     made.arrived(both, 10)
     made.update_weights()
-    slow = Slow(made.demand.frequent_shapes(SHAPES_WEIGHED_MAX), {}, list(lefts(columns).values()))
-    slow.worths = {kind: found.tolist() for kind, found in made._worths.items()}
-    assert compare(columns, made, slow, (both,)) == 2
+    reference = ReferenceScore(made.demand.frequent_shapes(SHAPES_WEIGHED_MAX), {}, list(lefts(columns).values()))
+    reference.worths = {kind: found.tolist() for kind, found in made._worths.items()}
+    assert compare(columns, made, reference, (both,)) == 2
 
 
-def test_what_is_kept_is_what_a_new_score_would_find() -> None:
-    lots = np.random.default_rng(8)
-    columns = NodeColumns([full(one) for one in drawn(lots, 30)])
+def test_incremental_score_equals_recomputed_score() -> None:
+    rng = np.random.default_rng(8)
+    columns = NodeColumns([full(one) for one in drawn(rng, 30)])
     kernel, made = kernel_on(columns)
     for step in range(80):
-        at = int(lots.integers(len(ASKS)))
+        at = int(rng.integers(len(ASKS)))
         made.arrived(ASKS[at], 3)
         made.update_weights()
         one = kernel.class_for(at, ASKS[at])
@@ -266,20 +266,26 @@ def test_what_is_kept_is_what_a_new_score_would_find() -> None:
         if step % 9 == 0:
             columns.put(node(f"more-{step}", KINDS[step % 4], KINDS[step % 3]))
     made.score.epoch()
-    kept = [made._room.tolist(), made._worth.tolist(), made._base.tolist(), made._free.tolist(), made._devices.tolist()]
+    incremental = [made._room.tolist(), made._worth.tolist(), made._base.tolist(), made._free.tolist(), made._devices.tolist()]
     made._device_shares = FreeDeviceShares(columns)
     made._device_shares.update()
     for row in range(len(columns)):
         made._update_devices(np.array([row]))
         made._update_base(np.array([row]))
-    assert kept == [made._room.tolist(), made._worth.tolist(), made._base.tolist(), made._free.tolist(), made._devices.tolist()]
+    assert incremental == [
+        made._room.tolist(),
+        made._worth.tolist(),
+        made._base.tolist(),
+        made._free.tolist(),
+        made._devices.tolist(),
+    ]
     assert any(one is not None and len({d.kind for d in one.spec.devices}) > 1 for one in columns.nodes)
 
 
 # ------------------------------------------------------------------------------------------------------------------ learning
 
 
-def test_it_weighs_often_at_first_and_seldom_later() -> None:
+def test_weights_are_recomputed_often_at_first_and_rarely_later() -> None:
     columns = NodeColumns([full(node("a", *[("gpu", "A")] * 4))])
     _, made = kernel_on(columns)
     weighed = []
@@ -294,7 +300,7 @@ def test_it_weighs_often_at_first_and_seldom_later() -> None:
     assert max(np.diff(weighed)) <= WEIGH_INTERVAL
 
 
-def test_it_weighs_again_when_much_has_moved_though_nobody_came() -> None:
+def test_weights_are_recomputed_after_many_placements_without_arrivals() -> None:
     columns = NodeColumns([full(node("a", *[("gpu", "A")] * 8)), full(node("b", *[("gpu", "A")] * 8))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(share(1)), 10_000)
@@ -302,12 +308,12 @@ def test_it_weighs_again_when_much_has_moved_though_nobody_came() -> None:
     epoch = made.score.epoch()
     one = kernel.class_for("one", ask(share(1), cpu=1, memory=1))
     assert len(kernel.place_run(one, 2 * WEIGH_INTERVAL).rows) == 2 * WEIGH_INTERVAL
-    assert made.score.epoch() == epoch, "not within a run"
+    assert made.score.epoch() == epoch, "weights stay during a run"
     made.update_weights()
     assert made.score.epoch() == epoch + 1
 
 
-def test_a_new_model_is_weighed_at_once() -> None:
+def test_new_device_model_recomputes_weights_at_once() -> None:
     columns = NodeColumns([full(node("a", ("gpu", "A")))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(gpus(1, "B")), 50)
@@ -319,7 +325,7 @@ def test_a_new_model_is_weighed_at_once() -> None:
     assert kernel.best_row(one) == 1 and made.score.epoch() > epoch
 
 
-def test_on_very_many_nodes_fewer_shapes_are_looked_at() -> None:
+def test_number_of_weighed_shapes_is_limited_on_many_nodes() -> None:
     columns = NodeColumns([full(node(f"n{at}", ("gpu", "A"))) for at in range(40)])
     made = Fragmentation(columns)
     for cpu in range(500):
@@ -335,7 +341,7 @@ def test_on_very_many_nodes_fewer_shapes_are_looked_at() -> None:
 @pytest.mark.parametrize("cpu", [0, 1, 1 << 60])
 @pytest.mark.parametrize("memory", [0, 1, 1 << 61])
 @pytest.mark.parametrize("sizes", [1, 200])
-def test_nothing_is_too_small_or_too_large(cpu: int, memory: int, sizes: int) -> None:
+def test_score_is_finite_for_extreme_amounts(cpu: int, memory: int, sizes: int) -> None:
     columns = NodeColumns([full(node(f"n{at}", *[("gpu", "A")] * at, cpu=cpu, memory=memory)) for at in range(4)])
     kernel, made = kernel_on(columns)
     with warnings.catch_warnings():
@@ -354,7 +360,7 @@ def test_nothing_is_too_small_or_too_large(cpu: int, memory: int, sizes: int) ->
     assert np.isfinite(made._base).all()
 
 
-def test_where_more_is_used_than_there_is_nothing_is_left() -> None:
+def test_overcommitted_device_has_nothing_left() -> None:
     columns = NodeColumns([full(node("a", ("gpu", "A"), ("gpu", "A"))), full(node("b", ("gpu", "A")))])
     kernel, made = kernel_on(columns)
     made.arrived(ask(share(500), cpu=1_000), 50)
@@ -365,7 +371,7 @@ def test_where_more_is_used_than_there_is_nothing_is_left() -> None:
     assert made._device_shares.free[0].tolist() == [0, WHOLE_DEVICE]
 
 
-def test_no_columns_no_devices_no_arrivals() -> None:
+def test_score_handles_missing_nodes_devices_and_arrivals() -> None:
     for columns in (NodeColumns(), NodeColumns([full(node("a"))]), NodeColumns([full(node("a", ("gpu", "A")))])):
         kernel, made = kernel_on(columns)
         made.update_weights()

@@ -1,4 +1,4 @@
-"""Does the kernel place on many nodes as it must, and go on doing so while nodes change, come and go under it?"""
+"""Placement kernel on many nodes: correct places, also while nodes change, come and go."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from remit.proposal.placement.class_scores import top_k_fitting
 from remit.proposal.placement.kernel import Kernel
 
 NODES = 3_000
-"""So many that a run takes samples."""
+"""Enough nodes that a run takes samples."""
 PLACES: dict[str, Placement] = {
     "plain": Placement(node_selector={"disk": "ssd"}),
     "spread": Placement(topology_spread=(Spread(topology_key="zone", max_skew=2),)),
@@ -42,9 +42,9 @@ PLACES: dict[str, Placement] = {
 }
 
 
-def node(row: int, lots: np.random.Generator, *taints: Taint, racks: int = 40) -> Node:
-    cores = int(lots.choice((4, 8, 16)))
-    labels = {"disk": str(lots.choice(("ssd", "hdd"))), "rack": f"r{row % racks}"}
+def node(row: int, rng: np.random.Generator, *taints: Taint, racks: int = 40) -> Node:
+    cores = int(rng.choice((4, 8, 16)))
+    labels = {"disk": str(rng.choice(("ssd", "hdd"))), "rack": f"r{row % racks}"}
     spec = NodeSpec(
         region="eu", zone=f"eu-{row % 3}", capacity=Amount({"cpu": 1_000 * cores, "memory": cores << 32}), taints=taints
     )
@@ -78,17 +78,17 @@ def one_by_one(kernel: Kernel, ask: Requirements, count: int) -> list[int]:
 @pytest.mark.parametrize("size", [0, 1, 100, 3_000, 20_000])
 @pytest.mark.parametrize("limit", [1, 7, 400])
 @pytest.mark.parametrize("distinct", [2, 50, 1_000_000])
-def test_the_leading_are_the_highest_that_fit_and_the_first_of_equals(size: int, limit: int, distinct: int) -> None:
+def test_top_k_are_highest_fitting_and_first_of_equals(size: int, limit: int, distinct: int) -> None:
     for seed, fitting in ((1, 0.9), (2, 0.5), (3, 0.001)):
-        lots = np.random.default_rng(seed)
-        numbers = lots.integers(0, distinct, size).astype(np.int32)
-        numbers[lots.random(size) > fitting] = -1
+        rng = np.random.default_rng(seed)
+        numbers = rng.integers(0, distinct, size).astype(np.int32)
+        numbers[rng.random(size) > fitting] = -1
         wanted = sorted((place for place in range(size) if numbers[place] >= 0), key=lambda place: (-numbers[place], place))
         assert top_k_fitting(numbers, limit).tolist() == sorted(wanted[:limit])
 
 
-def test_a_sample_that_misleads_does_no_harm() -> None:
-    """Every one that is looked at is high, or fits nowhere, unlike the others."""
+def test_misleading_sample_does_not_change_top_k() -> None:
+    """All sampled places are high, or fit nowhere, unlike the others."""
     stride = 17_000 // 1_024 + 1
     numbers = np.zeros(17_000, dtype=np.int32)
     numbers[::stride] = np.arange(1_000, 2_000)
@@ -102,9 +102,9 @@ def test_a_sample_that_misleads_does_no_harm() -> None:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_a_run_over_many_nodes_comes_to_the_same_places_as_one_by_one(name: str) -> None:
-    lots = np.random.default_rng(11)
-    base = NodeColumns([full(node(row, lots)) for row in range(NODES)])
+def test_run_over_many_nodes_equals_single_placements(name: str) -> None:
+    rng = np.random.default_rng(11)
+    base = NodeColumns([full(node(row, rng)) for row in range(NODES)])
     at_once, singly = kernel(base.freeze()), kernel(base.freeze())
     placed = 0
     for other in (name, "plain", name):
@@ -112,117 +112,117 @@ def test_a_run_over_many_nodes_comes_to_the_same_places_as_one_by_one(name: str)
             found = at_once.place_run(at_once.class_for(other, ask(other)), count).rows
             assert found == one_by_one(singly, ask(other), count)
             placed += len(found)
-    assert placed == 361 * 3 - (2 * 361 - 40 if name == "apart" else 0), "in forty racks there is room for forty"
+    assert placed == 361 * 3 - (2 * 361 - 40 if name == "apart" else 0), "forty racks hold forty"
     assert at_once.columns.amounts.tolist() == singly.columns.amounts.tolist()
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_what_is_kept_of_a_class_is_what_a_new_kernel_would_find(name: str) -> None:
-    """Nodes change, go and come, and others are placed: nothing that is kept may outlive what it rests on."""
-    lots = np.random.default_rng(5)
-    nodes = {row: node(row, lots) for row in range(60)}
+def test_cached_class_equals_new_kernel_after_node_changes(name: str) -> None:
+    """Nodes change, go and come, and other classes are placed: no cached value may outlive its inputs."""
+    rng = np.random.default_rng(5)
+    nodes = {row: node(row, rng) for row in range(60)}
     columns = NodeColumns([full(one) for one in nodes.values()])
-    kept = kernel(columns)
+    cached = kernel(columns)
     asks = [ask(name), ask("plain", 500), ask("shunned", 200)]
     placed = 0
     for step in range(120):
-        row = int(lots.integers(0, 60))
+        row = int(rng.integers(0, 60))
         match step % 6:
             case 0:
                 nodes[row] = replace(nodes[row], status=NodeStatus(health=NodeHealth.READY if step % 4 else NodeHealth.SUSPECT))
                 columns.put(nodes[row])
             case 1:
-                nodes[row] = node(row, lots, Taint(key="old", effect="PreferNoSchedule")) if step % 4 else node(row, lots)
+                nodes[row] = node(row, rng, Taint(key="old", effect="PreferNoSchedule")) if step % 4 else node(row, rng)
                 columns.put(nodes[row])
             case 2:
-                columns.put(node(1_000 + step, lots))
+                columns.put(node(1_000 + step, rng))
             case 3 if step > 60:
                 columns.drop(next(name for name in columns.rows if name.startswith("node-1")))
             case _:
-                placed += len(kept.place_run(kept.class_for(1, asks[1]), 3).rows)
+                placed += len(cached.place_run(cached.class_for(1, asks[1]), 3).rows)
         for at, mine in enumerate(asks):
-            one = kept.class_for(at, mine)
-            fresh = Kernel(columns, kept.peers)
-            anew = fresh.class_for(at, mine)
-            expected = fresh.best_row(anew)
-            assert kept.best_row(one) == expected, f"at step {step}"
-            assert one.score.tolist() == anew.score.tolist(), f"at step {step}"
+            one = cached.class_for(at, mine)
+            fresh = Kernel(columns, cached.peers)
+            expected_class = fresh.class_for(at, mine)
+            expected = fresh.best_row(expected_class)
+            assert cached.best_row(one) == expected, f"at step {step}"
+            assert one.score.tolist() == expected_class.score.tolist(), f"at step {step}"
             if expected >= 0:
-                kept.post(one, expected)
+                cached.post(one, expected)
                 placed += 1
     assert placed >= 200
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_without_nodes_there_is_no_place(name: str) -> None:
-    told = kernel(NodeColumns())
-    one = told.class_for(name, ask(name))
-    assert told.best_row(one) == -1
-    assert told.place_run(one, 5).rows == []
+def test_cluster_without_nodes_has_no_place(name: str) -> None:
+    tested = kernel(NodeColumns())
+    one = tested.class_for(name, ask(name))
+    assert tested.best_row(one) == -1
+    assert tested.place_run(one, 5).rows == []
 
 
 @pytest.mark.parametrize("name", ["spread", "soft", "near", "apart"])
 @pytest.mark.parametrize("racks", [40, 400])
-def test_by_row_the_shelves_say_where_the_next_one_goes(name: str, racks: int) -> None:
-    """With four hundred racks there are too many shelves: each row has its own gate."""
-    lots = np.random.default_rng(8)
-    told = kernel(NodeColumns([full(node(row, lots, racks=racks)) for row in range(900)]))
-    one = told.class_for(name, ask(name))
+def test_group_scores_by_row_give_next_place(name: str, racks: int) -> None:
+    """With four hundred racks there are too many topology groups: each row has its own gate."""
+    rng = np.random.default_rng(8)
+    tested = kernel(NodeColumns([full(node(row, rng, racks=racks)) for row in range(900)]))
+    one = tested.class_for(name, ask(name))
     ever_shut = False
     for _ in range(30):
-        row = told.best_row(one)
+        row = tested.best_row(one)
         assert one.groups is not None
         numbers = one.groups.row_scores()
         assert row == int(numbers.argmax())
         shut = numbers < 0
         assert (one.groups.open() & (one.score >= 0)).tolist() == (~shut).tolist()
         ever_shut |= bool(shut.any())
-        told.post(one, row)
+        tested.post(one, row)
     assert (name == "soft") == (not ever_shut)
 
 
-def test_classes_that_mind_the_same_keys_share_the_order_of_nodes() -> None:
-    lots = np.random.default_rng(3)
-    told = kernel(NodeColumns([full(node(row, lots)) for row in range(100)]))
-    near, spread, apart = (told.class_for(name, ask(name)) for name in ("near", "spread", "apart"))
+def test_classes_with_same_topology_keys_share_node_order() -> None:
+    rng = np.random.default_rng(3)
+    tested = kernel(NodeColumns([full(node(row, rng)) for row in range(100)]))
+    near, spread, apart = (tested.class_for(name, ask(name)) for name in ("near", "spread", "apart"))
     for one in (near, spread, apart):
-        told.best_row(one)
+        tested.best_row(one)
     orders = [one.groups.order for one in (near, spread, apart) if one.groups]
     assert len(orders) == 3 and orders[0] is orders[1] and orders[0] is not orders[2]
 
 
-def test_who_comes_to_stand_beside_a_class_is_noticed__however_it_is_told() -> None:
-    lots = np.random.default_rng(3)
-    columns = NodeColumns([full(node(row, lots)) for row in range(4)])
-    told = kernel(columns)
+def test_peer_added_after_class_was_built_closes_node() -> None:
+    rng = np.random.default_rng(3)
+    columns = NodeColumns([full(node(row, rng)) for row in range(4)])
+    tested = kernel(columns)
     away = ask("away")
-    one = told.class_for("away", away)
-    first = told.best_row(one)
+    one = tested.class_for("away", away)
+    first = tested.best_row(one)
     (index,) = (term.peers for term in away.anti_affinity)
-    told.peers.add(index, f"node-{first}")
-    assert told.best_row(one) != first
+    tested.peers.add(index, f"node-{first}")
+    assert tested.best_row(one) != first
     for row in range(4):
-        told.peers.add(index, f"node-{row}")
-    assert told.best_row(one) == -1
-    told.peers.add(index, "node-2", -1)
-    assert told.best_row(one) == 2
+        tested.peers.add(index, f"node-{row}")
+    assert tested.best_row(one) == -1
+    tested.peers.add(index, "node-2", -1)
+    assert tested.best_row(one) == 2
 
 
-def test_a_class_says_how_much_is_kept_of_it_by_node() -> None:
-    lots = np.random.default_rng(3)
-    columns = NodeColumns([full(node(row, lots)) for row in range(NODES)])
-    told = kernel(columns)
-    plain, spread = (told.class_for(name, ask(name)) for name in ("plain", "spread"))
+def test_class_reports_memory_by_node() -> None:
+    rng = np.random.default_rng(3)
+    columns = NodeColumns([full(node(row, rng)) for row in range(NODES)])
+    tested = kernel(columns)
+    plain, spread = (tested.class_for(name, ask(name)) for name in ("plain", "spread"))
     assert plain.memory_bytes == 0
-    told.best_row(plain)
-    told.best_row(spread)
+    tested.best_row(plain)
+    tested.best_row(spread)
     assert plain.memory_bytes == 6 * NODES
     assert spread.memory_bytes > plain.memory_bytes
 
 
-def test_a_huge_ask_fits_nowhere_and_upsets_nobody() -> None:
-    lots = np.random.default_rng(3)
-    columns = NodeColumns([full(node(row, lots)) for row in range(4)])
+def test_huge_request_fits_nowhere_without_overflow_warnings() -> None:
+    rng = np.random.default_rng(3)
+    columns = NodeColumns([full(node(row, rng)) for row in range(4)])
     kernel = Kernel(columns, ColumnPeerCounts(columns, {}))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,4 +1,4 @@
-"""What is a tenant's share, what is remembered of it, and what is forgotten?"""
+"""Fair-share ledger: dominant shares, decayed history, and removal of idle tenants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CPU: Vector = (("cpu", 1),)
 HOUR_MS = 3_600_000
 
 
-def test_the_share_is_the_largest_part_of_any_resource() -> None:
+def test_share_is_largest_fraction_of_any_resource() -> None:
     shares = FairShareLedger({"cpu": 9, "memory": 18}, half_life_ms=0)
     shares.charge("a", (("cpu", 1), ("memory", 4)), 1, 0)
     assert shares.share("a", 0) == 4 / 18
@@ -20,7 +20,7 @@ def test_the_share_is_the_largest_part_of_any_resource() -> None:
     assert shares.share("b", 0) == 0 and shares.usage("b") == {}
 
 
-def test_twice_the_weight_is_half_the_share() -> None:
+def test_double_weight_halves_share() -> None:
     shares = FairShareLedger({"cpu": 10}, {"a": 2}, 0)
     for tenant in "ab":
         shares.charge(tenant, CPU, 4, 0)
@@ -31,8 +31,8 @@ def test_twice_the_weight_is_half_the_share() -> None:
         shares.set_weight("a", 0)
 
 
-def test_equal_shares_are_equal_whatever_they_were_divided_by() -> None:
-    """Thirds of odd capacities, over weights: a float that is divided twice would tell them apart."""
+def test_equal_shares_compare_equal_despite_different_divisors() -> None:
+    """Thirds of odd capacities, over weights: a float that is divided twice would differ."""
     shares = FairShareLedger({"cpu": 3 * 7 * 10**15, "memory": 3 << 50, "disk": 9}, {"b": 3, "c": 7}, 0)
     shares.charge("a", (("cpu", 7 * 10**15),), 1, 0)
     shares.charge("b", (("memory", 3 << 50),), 1, 0)
@@ -40,7 +40,7 @@ def test_equal_shares_are_equal_whatever_they_were_divided_by() -> None:
     assert shares.share("a", 0) == shares.share("b", 0) == shares.share("c", 0) == 1 / 3
 
 
-def test_a_resize_counts_at_once_and_what_there_is_none_of_counts_nothing() -> None:
+def test_capacity_change_applies_at_once_and_zero_capacity_is_ignored() -> None:
     shares = FairShareLedger({"cpu": 10, "gpu": 4}, half_life_ms=0)
     shares.charge("a", (("cpu", 1), ("gpu", 2)), 1, 0)
     assert shares.share("a", 0) == 0.5
@@ -50,7 +50,7 @@ def test_a_resize_counts_at_once_and_what_there_is_none_of_counts_nothing() -> N
     assert shares.share("a", 0) == 0.25
 
 
-def test_what_is_not_held_cannot_be_given_back__and_nothing_changes() -> None:
+def test_returning_more_than_held_raises_and_changes_nothing() -> None:
     shares = FairShareLedger({"cpu": 10, "memory": 10}, half_life_ms=0)
     shares.charge("a", (("cpu", 2),), 1, 0)
     with pytest.raises(ValueError, match="return 1 of memory"):
@@ -60,10 +60,10 @@ def test_what_is_not_held_cannot_be_given_back__and_nothing_changes() -> None:
     assert shares.usage("a") == {"cpu": 2} and len(shares) == 1
 
 
-def test_what_was_held_lately_counts_half_after_a_half_life() -> None:
+def test_past_usage_halves_after_half_life() -> None:
     shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS)
     shares.charge("a", CPU, 800, 0)
-    assert shares.share("a", 0) == 0.8, "nothing is remembered yet"
+    assert shares.share("a", 0) == 0.8, "there is no history yet"
     assert shares.decayed_usage("a", HOUR_MS) == {"cpu": 400}
     assert shares.decayed_usage("a", 2 * HOUR_MS) == {"cpu": 600}
     assert shares.share("a", HOUR_MS) == 1.2
@@ -73,7 +73,7 @@ def test_what_was_held_lately_counts_half_after_a_half_life() -> None:
     assert shares.share("a", 3 * HOUR_MS) == 0.1
 
 
-def test_who_used_much_lately_gives_way_when_both_hold_nothing() -> None:
+def test_tenant_with_more_recent_usage_has_larger_share_when_idle() -> None:
     shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS)
     for tenant, used in (("burst", 900), ("quiet", 10)):
         shares.charge(tenant, CPU, used, 0)
@@ -85,7 +85,7 @@ def test_who_used_much_lately_gives_way_when_both_hold_nothing() -> None:
     assert plain.share("burst", HOUR_MS + 1) == 0
 
 
-def test_the_memory_weighs_as_much_as_it_is_told_to() -> None:
+def test_history_weight_scales_past_usage() -> None:
     for weight in (0, 1, 3):
         shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS, history_weight=weight)
         shares.charge("a", CPU, 800, 0)
@@ -96,7 +96,7 @@ def test_the_memory_weighs_as_much_as_it_is_told_to() -> None:
 
 
 @pytest.mark.parametrize("half_life_ms", [10_000, HOUR_MS, 168 * HOUR_MS])
-def test_it_does_not_matter_how_often_memory_is_settled(half_life_ms: int) -> None:
+def test_decay_does_not_depend_on_update_frequency(half_life_ms: int) -> None:
     often, once = (FairShareLedger({"cpu": 10**6}, half_life_ms=half_life_ms) for _ in range(2))
     for shares in (often, once):
         shares.charge("a", CPU, 500_000, 0)
@@ -107,14 +107,14 @@ def test_it_does_not_matter_how_often_memory_is_settled(half_life_ms: int) -> No
     assert abs(often.decayed_usage("a", 10_000)["cpu"] - once.decayed_usage("a", 10_000)["cpu"]) <= 1
 
 
-def test_time_that_goes_back_changes_nothing() -> None:
+def test_clock_going_back_changes_nothing() -> None:
     shares = FairShareLedger({"cpu": 1000}, half_life_ms=HOUR_MS)
     shares.charge("a", CPU, 800, HOUR_MS)
     shares.charge("a", CPU, -400, 0)
     assert shares.share("a", 0) == shares.share("a", HOUR_MS) == 0.4
 
 
-def test_tenants_that_are_gone_are_forgotten() -> None:
+def test_idle_tenants_are_forgotten() -> None:
     shares = FairShareLedger({"cpu": 1000}, half_life_ms=1000)
     for i in range(5000):
         shares.charge(f"t{i}", CPU, 100, i * 1000)
@@ -122,25 +122,25 @@ def test_tenants_that_are_gone_are_forgotten() -> None:
         assert len(shares) <= 130
     shares.charge("a", CPU, 1, 5_000_000)
     shares.charge("a", CPU, -1, 5_000_000)
-    assert shares.usage("a") == {} and not shares.decayed_usage("a", 5_000_001), "held for no time: no trace"
+    assert shares.usage("a") == {} and not shares.decayed_usage("a", 5_000_001), "held for no time"
 
 
-def test_what_asks_for_nothing_counted_takes_turns_too() -> None:
-    standing = FairShareLedger({"cpu": 10}, half_life_ms=0).tenant_share("a", 0)
-    assert standing.add(standing.parts((("unheard-of", 3), ("cpu", 0)))) == FREE_REPLICA_SHARE
-    assert standing.add(standing.parts((("cpu", 5),))) == 0.5
-    assert standing.add(standing.parts(()), 2) == 0.5 + 2 * FREE_REPLICA_SHARE
+def test_replica_without_counted_resources_adds_minimal_share() -> None:
+    share = FairShareLedger({"cpu": 10}, half_life_ms=0).tenant_share("a", 0)
+    assert share.add(share.parts((("unheard-of", 3), ("cpu", 0)))) == FREE_REPLICA_SHARE
+    assert share.add(share.parts((("cpu", 5),))) == 0.5
+    assert share.add(share.parts(()), 2) == 0.5 + 2 * FREE_REPLICA_SHARE
 
 
-def test_a_standing_is_a_copy() -> None:
+def test_tenant_share_is_copy() -> None:
     shares = FairShareLedger({"cpu": 10}, half_life_ms=0)
     shares.charge("a", CPU, 1, 0)
-    standing = shares.tenant_share("a", 0)
-    assert standing.add(standing.parts(CPU), 4) == 0.5
+    share = shares.tenant_share("a", 0)
+    assert share.add(share.parts(CPU), 4) == 0.5
     assert shares.share("a", 0) == 0.1 and shares.usage("a") == {"cpu": 1}
 
 
-def test_fading_is_exact_at_half_lives_and_near_the_curve_between() -> None:
+def test_decay_is_exact_at_half_lives_and_close_between() -> None:
     for n in range(5):
         assert decayed(n * 1000, 1000) == 1 << 64 - n
     for elapsed_ms in range(0, 5000, 37):

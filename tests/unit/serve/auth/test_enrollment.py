@@ -1,4 +1,4 @@
-"""Is whoever joins the only one, and the same one however often it asks? Cut off at every step, over HTTP in memory."""
+"""Enrollment over HTTP in memory: one agent per join token, idempotent retries, interrupted at every step."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from remit.model.claims import AnyClaim
 from remit.model.identity import token_digest
 from remit.serve.auth.enrollment import BOOTSTRAP
 from tests.unit.serve.auth.test_access_control import token
-from tests.unit.serve.in_memory_server import Api, story
+from tests.unit.serve.in_memory_server import Api, http_test
 
 JOIN, OTHER = "a-token-for-joining-once", "another-token-for-joining"
 PATCH = {"Content-Type": "application/merge-patch+json"}
-MINE, THEIRS = token_digest("mine"), token_digest("theirs")
+OWN_DIGEST, OTHER_DIGEST = token_digest("mine"), token_digest("theirs")
 
 
-async def invited(api: Api, text: str = JOIN, *nodes: str) -> None:
+async def create_join_token(api: Api, text: str = JOIN, *nodes: str) -> None:
     await api.must(
         "POST", "/v1/tokens", token(f"join-{text.replace('-', '')[:6]}", text, "join", nodes=[*(nodes or ("j1", "j2"))])
     )
@@ -33,8 +33,8 @@ async def join(api: Api, digest: str, text: str = JOIN, nodes: Any = ("j1", "j2"
     return reply.status, reply.json
 
 
-async def agents(api: Api) -> list[str]:
-    """Tokens of agents that are good, by name."""
+async def valid_agent_tokens(api: Api) -> list[str]:
+    """Names of the valid agent tokens."""
     found = (await api.must("GET", "/v1/tokens"))["items"]
     return [
         one["metadata"]["name"]
@@ -45,55 +45,55 @@ async def agents(api: Api) -> list[str]:
     ]
 
 
-@story
-async def test_the_same_agent_asks_again__it_is_answered_as_before_and_anybody_else_is_turned_away(api: Api) -> None:
+@http_test
+async def test_join_retry_gets_same_answer_and_other_agents_get_401(api: Api) -> None:
     """A04, F03."""
-    await invited(api)
-    first = await join(api, MINE)
+    await create_join_token(api)
+    first = await join(api, OWN_DIGEST)
     assert first[0] == 200, first
-    assert await join(api, MINE, nodes=("j2", "j1")) == first, "the order in which it names its nodes is nothing"
-    status, said = await join(api, THEIRS)
-    assert (status, said["code"]) == (401, "unauthenticated") and "remit token create" in said["cure"]
-    assert (await join(api, MINE, nodes=("j1",)))[0] == 403
-    assert await agents(api) == [f"agent-{MINE[:12]}"]
+    assert await join(api, OWN_DIGEST, nodes=("j2", "j1")) == first, "the order of nodes does not matter"
+    status, answer = await join(api, OTHER_DIGEST)
+    assert (status, answer["code"]) == (401, "unauthenticated") and "remit token create" in answer["cure"]
+    assert (await join(api, OWN_DIGEST, nodes=("j1",)))[0] == 403
+    assert await valid_agent_tokens(api) == [f"agent-{OWN_DIGEST[:12]}"]
 
 
-@story
-async def test_many_join_at_once_with_one_token__one_wins(api: Api) -> None:
+@http_test
+async def test_concurrent_joins_with_one_token_have_one_winner(api: Api) -> None:
     """A04."""
-    await invited(api)
+    await create_join_token(api)
     digests = [token_digest(f"agent {number % 8}") for number in range(24)]
-    said = await asyncio.gather(*(join(api, digest) for digest in digests))
-    winners = {digest for digest, (status, _) in zip(digests, said, strict=True) if status == 200}
-    assert len(winners) == 1, [status for status, _ in said]
-    assert [status for status, _ in said].count(200) == 3, "the winner asked three times, and was answered each time"
-    assert {status for status, _ in said} == {200, 401}
-    assert await agents(api) == [f"agent-{winners.pop()[:12]}"]
+    answer = await asyncio.gather(*(join(api, digest) for digest in digests))
+    winners = {digest for digest, (status, _) in zip(digests, answer, strict=True) if status == 200}
+    assert len(winners) == 1, [status for status, _ in answer]
+    assert [status for status, _ in answer].count(200) == 3, "the winner joined three times and was answered each time"
+    assert {status for status, _ in answer} == {200, 401}
+    assert await valid_agent_tokens(api) == [f"agent-{winners.pop()[:12]}"]
 
 
-@story
-async def test_two_tokens_for_one_node_at_two_servers_at_once__one_wins_and_the_other_is_told(api: Api) -> None:
-    """A12. Neither server has seen yet what the other one has done."""
+@http_test
+async def test_two_join_tokens_for_one_node_at_two_servers__one_gets_409(api: Api) -> None:
+    """A12. Neither server has seen yet what the other has committed."""
 
-    async def sees_nobody(*_: object) -> None:
+    async def skip_check(*_: object) -> None:
         pass
 
-    await invited(api)
-    await invited(api, OTHER)
-    with pytest.MonkeyPatch.context() as blind:
-        blind.setattr("remit.serve.auth.enrollment._check_nodes_free", sees_nobody)
-        said = await asyncio.gather(join(api, MINE), join(api, THEIRS, OTHER))
-    assert sorted(status for status, _ in said) == [200, 409], said
-    (lost,) = [one for status, one in said if status == 409]
+    await create_join_token(api)
+    await create_join_token(api, OTHER)
+    with pytest.MonkeyPatch.context() as patch_:
+        patch_.setattr("remit.serve.auth.enrollment._check_nodes_free", skip_check)
+        answer = await asyncio.gather(join(api, OWN_DIGEST), join(api, OTHER_DIGEST, OTHER))
+    assert sorted(status for status, _ in answer) == [200, 409], answer
+    (lost,) = [one for status, one in answer if status == 409]
     assert lost["code"] == "exists" and "already has an agent" in lost["detail"] and "revoke" in lost["cure"]
-    (winner,) = await agents(api)
+    (winner,) = await valid_agent_tokens(api)
     await api.must("PATCH", f"/v1/tokens/{winner}", {"spec": {"revoked": True}}, headers=PATCH)
-    again = await join(api, MINE) if said[0][0] == 409 else await join(api, THEIRS, OTHER)
-    assert again[0] == 200, "the one that was told may join with its token once the other is gone"
+    again = await join(api, OWN_DIGEST) if answer[0][0] == 409 else await join(api, OTHER_DIGEST, OTHER)
+    assert again[0] == 200, "the refused agent may join once the other is revoked"
 
 
-class Cut:
-    """The authority, of which one answer is lost: before it heard what was asked, or after it has done it."""
+class LosesAnswer:
+    """The authority with one answer lost: before the claim arrived, or after it was applied."""
 
     def __init__(self, real: AuthorityClient, nth: int, *, done: bool) -> None:
         self._real, self._left, self._done = real, nth, done
@@ -109,54 +109,54 @@ class Cut:
 
 @pytest.mark.parametrize("done", [False, True])
 @pytest.mark.parametrize("nth", [1, 2])
-def test_cut_off_at_any_step__asking_again_goes_on_from_there(nth: int, done: bool) -> None:
-    """F03: the join token is spent, then the agent's is made; whoever was cut off between is let in by asking again."""
+def test_join_interrupted_at_any_step_continues_on_retry(nth: int, done: bool) -> None:
+    """F03: the join token is spent, then the agent token is created; an agent interrupted in between joins by retrying."""
 
-    @story
-    async def told(api: Api) -> None:
-        await invited(api)
-        real = api.desk.client(BOOTSTRAP)
-        api.desk._clients[BOOTSTRAP] = Cut(real, nth, done=done)  # type: ignore[assignment]
-        assert (await join(api, MINE))[0] in (503, 504)
-        api.desk._clients[BOOTSTRAP] = real
-        if nth == 2 or done:  # the token is spent, and it is known by whom
-            assert (await join(api, THEIRS))[0] == 401
-        status, said = await join(api, MINE)
-        assert (status, said.get("token")) == (200, f"agent-{MINE[:12]}"), said
-        assert await agents(api) == [f"agent-{MINE[:12]}"]
+    @http_test
+    async def scenario(api: Api) -> None:
+        await create_join_token(api)
+        real = api.server.client(BOOTSTRAP)
+        api.server._clients[BOOTSTRAP] = LosesAnswer(real, nth, done=done)  # type: ignore[assignment]
+        assert (await join(api, OWN_DIGEST))[0] in (503, 504)
+        api.server._clients[BOOTSTRAP] = real
+        if nth == 2 or done:  # the token is spent, and the store records by which agent
+            assert (await join(api, OTHER_DIGEST))[0] == 401
+        status, answer = await join(api, OWN_DIGEST)
+        assert (status, answer.get("token")) == (200, f"agent-{OWN_DIGEST[:12]}"), answer
+        assert await valid_agent_tokens(api) == [f"agent-{OWN_DIGEST[:12]}"]
 
-    told()
+    scenario()
 
 
-@story
-async def test_the_join_token_ran_out_before_the_answer_was_heard__another_finds_the_same_agent(api: Api) -> None:
-    await invited(api)
-    first = await join(api, MINE)
+@http_test
+async def test_join_with_second_token_finds_agent_created_before_lost_answer(api: Api) -> None:
+    await create_join_token(api)
+    first = await join(api, OWN_DIGEST)
     await api.must("PATCH", "/v1/tokens/join-atoken", {"spec": {"revoked": True}}, headers=PATCH)
-    await invited(api, OTHER)
-    assert (await join(api, THEIRS, OTHER))[0] == 409, "the nodes have an agent, and it is another"
-    assert await join(api, MINE, OTHER) == first
-    assert (await join(api, THEIRS, OTHER))[0] == 401
+    await create_join_token(api, OTHER)
+    assert (await join(api, OTHER_DIGEST, OTHER))[0] == 409, "the nodes have another agent"
+    assert await join(api, OWN_DIGEST, OTHER) == first
+    assert (await join(api, OTHER_DIGEST, OTHER))[0] == 401
 
 
-@story
-async def test_an_agent_that_was_ended_does_not_come_back_by_joining__and_its_join_token_is_not_used_up_by_trying(
+@http_test
+async def test_revoked_agent_cannot_rejoin_and_failed_attempt_keeps_join_token_valid(
     api: Api,
 ) -> None:
     """A03."""
-    await invited(api)
-    await join(api, MINE)
-    await api.must("PATCH", f"/v1/tokens/agent-{MINE[:12]}", {"spec": {"revoked": True}}, headers=PATCH)
-    await invited(api, OTHER)
-    status, said = await join(api, MINE, OTHER)
-    assert (status, said["field"]) == (409, "digest")
-    assert (await join(api, THEIRS, OTHER))[0] == 200
+    await create_join_token(api)
+    await join(api, OWN_DIGEST)
+    await api.must("PATCH", f"/v1/tokens/agent-{OWN_DIGEST[:12]}", {"spec": {"revoked": True}}, headers=PATCH)
+    await create_join_token(api, OTHER)
+    status, answer = await join(api, OWN_DIGEST, OTHER)
+    assert (status, answer["field"]) == (409, "digest")
+    assert (await join(api, OTHER_DIGEST, OTHER))[0] == 200
 
 
-@story
-async def test_a_join_token_that_was_used_stays_so(api: Api) -> None:
-    await invited(api)
-    await join(api, MINE)
+@http_test
+async def test_spent_join_token_cannot_be_reset(api: Api) -> None:
+    await create_join_token(api)
+    await join(api, OWN_DIGEST)
     known = await api.must("GET", "/v1/tokens/join-atoken")
     assert len(known["spec"]["spent"]) == 64
     for spent in ("", "0" * 64):

@@ -1,4 +1,4 @@
-"""Is a command beside a replica asked for where it runs, passed on both ways, ended with its asker, and plainly refused?"""
+"""Exec sessions: reach the agent of the replica, pass data both ways, end with the client, and are refused with a reason."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from remit.serve.components.replica_logs import AgentConnections
 from remit.world.net.rpc_client import SocketLink
 from tests.unit.observation.row_fixtures import policy, ready, replica, tenant, work
 from tests.unit.serve.in_memory_server import Api, Reply, _Gathered, _scope, api
-from tests.unit.serve.watch_cache_fixtures import Told
+from tests.unit.serve.watch_cache_fixtures import CacheFixture
 
 SECRET = "what the agent told the server"
 PATH = "/v1/tenants/t1/replicas/web-0/exec"
-BEGIN = encode_frame(ExecFrameType.START, ExecStart(("id", ";$(id)")))
-BEGUN = bytes((ExecFrameType.STARTED,)) + msgspec.json.encode(ExecStarted("web-0", 1, "n1"))
-OVER = bytes((ExecFrameType.EXITED,)) + msgspec.json.encode(ExecExit(code=3))
+START_FRAME = encode_frame(ExecFrameType.START, ExecStart(("id", ";$(id)")))
+STARTED_FRAME = bytes((ExecFrameType.STARTED,)) + msgspec.json.encode(ExecStarted("web-0", 1, "n1"))
+EXITED_FRAME = bytes((ExecFrameType.EXITED,)) + msgspec.json.encode(ExecExit(code=3))
 
 
 def free_port() -> int:
@@ -56,68 +56,68 @@ def at(port: int) -> Node:
 
 
 class Agent:
-    """Answers as an agent does: what it is fed comes back."""
+    """Answers as an agent does: input is echoed."""
 
     def __init__(self, *items: bytes, echoes: bool = False) -> None:
         self.items, self.echoes = items, echoes
-        self.asked: list[ExecRequest] = []
-        self.fed: asyncio.Queue[ExecInputRequest] = asyncio.Queue()
+        self.requests: list[ExecRequest] = []
+        self.inputs: asyncio.Queue[ExecInputRequest] = asyncio.Queue()
         self.windows: list[TerminalSize] = []
-        self.left = asyncio.Event()
+        self.closed = asyncio.Event()
 
     async def request(self, body: bytes, /) -> bytes:
-        self.fed.put_nowait(msgspec.json.decode(body, type=ExecInputRequest))
+        self.inputs.put_nowait(msgspec.json.decode(body, type=ExecInputRequest))
         return b""
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        self.asked.append(msgspec.json.decode(body, type=ExecRequest))
+        self.requests.append(msgspec.json.decode(body, type=ExecRequest))
         try:
             for item in self.items:
                 yield item
             while self.echoes:
-                fed = await self.fed.get()
-                assert (fed.token, fed.session) == (SECRET, self.asked[0].session)
-                if fed.window is not None:
-                    self.windows.append(fed.window)
-                if fed.data:
-                    yield bytes((ExecFrameType.STDOUT,)) + fed.data
-                if fed.over:
-                    yield OVER
+                inputs = await self.inputs.get()
+                assert (inputs.token, inputs.session) == (SECRET, self.requests[0].session)
+                if inputs.window is not None:
+                    self.windows.append(inputs.window)
+                if inputs.data:
+                    yield bytes((ExecFrameType.STDOUT,)) + inputs.data
+                if inputs.over:
+                    yield EXITED_FRAME
                     return
         finally:
-            self.left.set()
+            self.closed.set()
 
 
-def parts(reply: Reply) -> list[ExecFrame]:
+def frames(reply: Reply) -> list[ExecFrame]:
     assert reply.status == 200, reply
     return ExecFrameReader().feed(reply.body)
 
 
-async def execute(asked: Api, *sent: bytes, path: str = PATH, **more: Any) -> Reply:
-    return await asked.ask("POST", path, pieces=list(sent), headers={"content-type": MEDIA_TYPE}, **more)
+async def exec_request(client: Api, *sent: bytes, path: str = PATH, **more: Any) -> Reply:
+    return await client.ask("POST", path, pieces=list(sent), headers={"content-type": MEDIA_TYPE}, **more)
 
 
 def scene(agent: Agent, test: Callable[[Api], Coroutine[Any, Any, None]], phase: str = "serving", **status: Any) -> None:
     async def main() -> None:
         port = free_port()
         web = replica("web", 0, phase, "" if phase == "pending" else "n1", **status)
-        told = Told(at(port), tenant("t1"), *work("web"), web)
-        async with api() as asked, SocketLink({"agent": f"tcp:127.0.0.1:{port}"}).serve("agent", agent):
-            asked.desk.agents = agents(told, asked)
+        told = CacheFixture(at(port), tenant("t1"), *work("web"), web)
+        async with api() as client, SocketLink({"agent": f"tcp:127.0.0.1:{port}"}).serve("agent", agent):
+            client.server.agents = agents(told, client)
             async with asyncio.timeout(20):
-                await test(asked)
+                await test(client)
 
     asyncio.run(main())
 
 
-def agents(told: Told, asked: Api) -> AgentConnections:
-    return AgentConnections(told.board, asked.desk.clock, {"n1": SECRET})
+def agents(told: CacheFixture, client: Api) -> AgentConnections:
+    return AgentConnections(told.board, client.server.clock, {"n1": SECRET})
 
 
-def test_what_is_sent_reaches_the_command_in_its_order_and_what_it_says_comes_back() -> None:
-    agent = Agent(BEGUN, bytes((ExecFrameType.STDERR,)) + b"err", echoes=True)
+def test_input_reaches_command_in_order_and_output_comes_back() -> None:
+    agent = Agent(STARTED_FRAME, bytes((ExecFrameType.STDERR,)) + b"err", echoes=True)
 
-    async def test(asked: Api) -> None:
+    async def test(client: Api) -> None:
         begin = encode_frame(ExecFrameType.START, ExecStart(("cat", ";$(id)"), stdin=True))
         large = bytes(range(256)) * 400
         sent = (
@@ -126,11 +126,11 @@ def test_what_is_sent_reaches_the_command_in_its_order_and_what_it_says_comes_ba
             + encode_frame(ExecFrameType.TERMINAL_SIZE, TerminalSize(7, 8))
             + encode_frame(ExecFrameType.INPUT_END)
         )
-        heard = parts(await execute(asked, sent[:3], sent[3:40], sent[40:]))
-        assert [ExecFrameType(one.type) for one in heard[:2]] == [ExecFrameType.STARTED, ExecFrameType.STDERR]
-        assert b"".join(one.body for one in heard if one.type == ExecFrameType.STDOUT) == large
-        assert heard[-1] == ExecFrame(ExecFrameType.EXITED, OVER[1:])
-        one = agent.asked[0]
+        received = frames(await exec_request(client, sent[:3], sent[3:40], sent[40:]))
+        assert [ExecFrameType(one.type) for one in received[:2]] == [ExecFrameType.STARTED, ExecFrameType.STDERR]
+        assert b"".join(one.body for one in received if one.type == ExecFrameType.STDOUT) == large
+        assert received[-1] == ExecFrame(ExecFrameType.EXITED, EXITED_FRAME[1:])
+        one = agent.requests[0]
         assert (one.token, one.key, one.uid, one.attempt) == (SECRET, "replica/t1/web-0", "uweb0", 2)
         assert one.begin.argv == ("cat", ";$(id)")
         assert agent.windows == [TerminalSize(7, 8)]
@@ -138,39 +138,39 @@ def test_what_is_sent_reaches_the_command_in_its_order_and_what_it_says_comes_ba
     scene(agent, test, attempt=2)
 
 
-def test_the_end_of_the_body_is_the_end_of_its_input() -> None:
-    agent = Agent(BEGUN, echoes=True)
+def test_end_of_request_body_ends_input() -> None:
+    agent = Agent(STARTED_FRAME, echoes=True)
 
-    async def test(asked: Api) -> None:
-        assert parts(await execute(asked, BEGIN))[-1] == ExecFrame(ExecFrameType.EXITED, OVER[1:])
-        assert agent.left.is_set()
+    async def test(client: Api) -> None:
+        assert frames(await exec_request(client, START_FRAME))[-1] == ExecFrame(ExecFrameType.EXITED, EXITED_FRAME[1:])
+        assert agent.closed.is_set()
 
     scene(agent, test)
 
 
 @pytest.mark.parametrize("phase", ["pending", "reserved", "bound", "draining", "stopping", "unknown", "failed", "released"])
-def test_only_what_runs_is_entered(phase: str) -> None:
-    agent = Agent(BEGUN, OVER)
+def test_exec_is_refused_unless_replica_is_running(phase: str) -> None:
+    agent = Agent(STARTED_FRAME, EXITED_FRAME)
 
-    async def test(asked: Api) -> None:
-        reply = await execute(asked, BEGIN)
+    async def test(client: Api) -> None:
+        reply = await exec_request(client, START_FRAME)
         assert (reply.status, reply.json["code"]) == (409, "phase")
         assert phase in reply.json["detail"]
-        assert agent.asked == []
+        assert agent.requests == []
 
     scene(agent, test, phase)
 
 
-def test_another_attempt_than_the_one_that_runs_is_not_entered() -> None:
-    agent = Agent(BEGUN, OVER)
+def test_exec_of_other_attempt_is_refused() -> None:
+    agent = Agent(STARTED_FRAME, EXITED_FRAME)
 
-    async def test(asked: Api) -> None:
+    async def test(client: Api) -> None:
         for attempt, status in ((1, 409), (3, 409), (2, 200)):
-            reply = await execute(asked, encode_frame(ExecFrameType.START, ExecStart(("id",), attempt)))
+            reply = await exec_request(client, encode_frame(ExecFrameType.START, ExecStart(("id",), attempt)))
             assert reply.status == status, attempt
-        assert [one.attempt for one in agent.asked] == [2]
-        assert (await execute(asked, BEGIN, path="/v1/tenants/t1/replicas/web-7/exec")).status == 404
-        assert (await execute(asked, BEGIN, path="/v1/tenants/t2/replicas/web-0/exec")).status == 404
+        assert [one.attempt for one in agent.requests] == [2]
+        assert (await exec_request(client, START_FRAME, path="/v1/tenants/t1/replicas/web-7/exec")).status == 404
+        assert (await exec_request(client, START_FRAME, path="/v1/tenants/t2/replicas/web-0/exec")).status == 404
 
     scene(agent, test, attempt=2)
 
@@ -189,27 +189,27 @@ def test_another_attempt_than_the_one_that_runs_is_not_entered() -> None:
     ],
     ids=repr,
 )
-def test_what_is_no_session_is_refused_before_an_agent_hears_of_it(sent: bytes, status: int) -> None:
-    agent = Agent(BEGUN, OVER)
+def test_malformed_session_is_refused_before_agent_is_contacted(sent: bytes, status: int) -> None:
+    agent = Agent(STARTED_FRAME, EXITED_FRAME)
 
-    async def test(asked: Api) -> None:
-        reply = await execute(asked, sent)
+    async def test(client: Api) -> None:
+        reply = await exec_request(client, sent)
         assert reply.status == status, reply
         assert reply.json["cure"]
-        assert agent.asked == []
-        wrong = await asked.ask("POST", PATH, BEGIN)
+        assert agent.requests == []
+        wrong = await client.ask("POST", PATH, START_FRAME)
         assert wrong.status == 415
 
     scene(agent, test)
 
 
 @pytest.mark.parametrize(("code", "status"), [("gone", 409), ("overloaded", 429), ("not_started", 422), ("<b>", 409)])
-def test_why_an_agent_has_begun_nothing_is_told_with_its_cure(code: str, status: int) -> None:
+def test_agents_refusal_is_returned_with_code_and_fix(code: str, status: int) -> None:
     refused = ExecRejected(code, "it is \x1b[31mnot\n there", "install it")
     agent = Agent(bytes((ExecFrameType.REFUSED,)) + msgspec.json.encode(refused))
 
-    async def test(asked: Api) -> None:
-        reply = await execute(asked, BEGIN)
+    async def test(client: Api) -> None:
+        reply = await exec_request(client, START_FRAME)
         assert (reply.status, reply.json["detail"]) == (status, r"it is \x1b[31mnot\n there")
         assert reply.json["cure"] == "install it"
         assert "<" not in reply.json["code"]
@@ -217,60 +217,61 @@ def test_why_an_agent_has_begun_nothing_is_told_with_its_cure(code: str, status:
     scene(agent, test)
 
 
-def test_a_whole_command_in_quotes_is_written_down_nowhere() -> None:
-    """The usual mistake: it is one word, and its password with it."""
+def test_quoted_command_line_is_not_audited_in_full() -> None:
+    """A usual mistake: the whole command is one argument, with its password."""
     quoted = "mysql -phunter2 shop"
     refused = ExecRejected("not_started", f"{quoted} cannot be run (no such file or directory)", "name a program")
     agent = Agent(bytes((ExecFrameType.REFUSED,)) + msgspec.json.encode(refused))
 
-    async def test(asked: Api) -> None:
-        reply = await execute(asked, encode_frame(ExecFrameType.START, ExecStart((quoted,))))
+    async def test(client: Api) -> None:
+        reply = await exec_request(client, encode_frame(ExecFrameType.START, ExecStart((quoted,))))
         assert (reply.status, "mysql cannot be run" in reply.json["detail"]) == (422, True)
-        began = recorded(asked, "execBegin")[0]
+        began = recorded(client, "execBegin")[0]
         assert began.detail.startswith('"mysql" and 1 argument, fingerprint ')
-        assert not any("hunter2" in str(item) for item in asked.desk.audit.read(limit=100))
+        assert not any("hunter2" in str(item) for item in client.server.audit.read(limit=100))
 
     scene(agent, test)
 
 
-def test_a_tenant_has_only_so_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_sessions_per_tenant_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_logs, "TENANT_SESSIONS_MAX", 1)
-    agent = Agent(BEGUN, echoes=True)
+    agent = Agent(STARTED_FRAME, echoes=True)
 
-    async def test(asked: Api) -> None:
-        with asked.desk.agents.session_slot("t1"):
-            reply = await execute(asked, BEGIN)
+    async def test(client: Api) -> None:
+        with client.server.agents.session_slot("t1"):
+            reply = await exec_request(client, START_FRAME)
             assert (reply.status, "retry-after" in reply.headers) == (429, True)
-        assert parts(await execute(asked, BEGIN))
+        assert frames(await exec_request(client, START_FRAME))
 
     scene(agent, test)
 
 
-def test_an_agent_that_is_gone_is_told_plainly() -> None:
+def test_unreachable_agent_gets_502() -> None:
     async def main() -> None:
-        async with api() as asked:
-            told = Told(at(free_port()), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
-            asked.desk.agents = agents(told, asked)
-            reply = await execute(asked, BEGIN)
+        async with api() as client:
+            told = CacheFixture(at(free_port()), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
+            client.server.agents = agents(told, client)
+            reply = await exec_request(client, START_FRAME)
             assert (reply.status, reply.json["code"]) == (502, "unavailable")
 
     asyncio.run(main())
 
 
-# -- who may, and what is written down of it -----------------------------------------------------------------------------------
+# -- access and audit ----------------------------------------------------------------------------------------------------------
 
 
-async def hold(asked: Api, role: str, token: str, **more: Any) -> None:
-    """Make this token good, for somebody of that role."""
+async def create_token(client: Api, role: str, token: str, **more: Any) -> None:
+    """Create or update this token with a role and wait until it is valid."""
     spec = {"role": role, "digest": token_digest(token), "expires": "2199-01-01T00:00:00Z", "subject": token, **more}
-    thing = {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": token}, "spec": spec}
-    await asked.must("PUT", f"/v1/tokens/{token}", thing)
-    while asked.desk.watch_cache.get(f"token/{token}") is None or (await asked.get("/v1/status", token=token)).status == 503:  # noqa: ASYNC110
+    obj = {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": token}, "spec": spec}
+    await client.must("PUT", f"/v1/tokens/{token}", obj)
+    cache = client.server.watch_cache
+    while cache.get(f"token/{token}") is None or (await client.get("/v1/status", token=token)).status == 503:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 
-def recorded(asked: Api, action: str) -> list[Any]:
-    return asked.desk.audit.read(limit=100, action=action)
+def recorded(client: Api, action: str) -> list[Any]:
+    return client.server.audit.read(limit=100, action=action)
 
 
 @pytest.mark.parametrize(
@@ -286,89 +287,91 @@ def recorded(asked: Api, action: str) -> list[Any]:
         ("scheduler", "", 401),
     ],
 )
-def test_admins_and_the_tenants_members_may_and_nobody_else(role: str, tenant_of: str, status: int) -> None:
-    agent = Agent(BEGUN, OVER)
+def test_exec_is_allowed_to_admins_and_members_of_tenant_only(role: str, tenant_of: str, status: int) -> None:
+    agent = Agent(STARTED_FRAME, EXITED_FRAME)
 
-    async def test(asked: Api) -> None:
+    async def test(client: Api) -> None:
         for name in ("t1", "t2"):
             spec = {"quota": {"cpu": "1"}}
-            await asked.must(
+            await client.must(
                 "POST", "/v1/tenants", {"apiVersion": "remit/v1", "kind": "Tenant", "metadata": {"name": name}, "spec": spec}
             )
         more = {"nodes": ["n1"]} if role == "agent" else {}
-        await hold(asked, role, "somebody", tenant=tenant_of, **more)
-        reply = await execute(asked, BEGIN, token="somebody")
+        await create_token(client, role, "somebody", tenant=tenant_of, **more)
+        reply = await exec_request(client, START_FRAME, token="somebody")
         assert reply.status == status, reply
-        assert len(agent.asked) == (status == 200)
-        assert len(recorded(asked, "execBegin")) == (status == 200)
-        refused = [item for item in asked.desk.audit.read(limit=100) if item.status == status and item.token == "somebody"]
+        assert len(agent.requests) == (status == 200)
+        assert len(recorded(client, "execBegin")) == (status == 200)
+        refused = [item for item in client.server.audit.read(limit=100) if item.status == status and item.token == "somebody"]
         assert refused or status == 200
 
     scene(agent, test)
 
 
-def test_what_a_command_is_told_is_not_written_down__only_whether_it_was_the_same() -> None:
-    """Passwords are passed so; the audit is read by the whole tenant, and kept."""
-    agent = Agent(BEGUN, OVER)
+def test_arguments_are_audited_as_fingerprint_only() -> None:
+    """Passwords are passed as arguments; the audit log is read by the whole tenant and retained."""
+    agent = Agent(STARTED_FRAME, EXITED_FRAME)
 
-    async def test(asked: Api) -> None:
-        for words in (
+    async def test(client: Api) -> None:
+        for argv in (
             ("psql", "--password=hunter2"),
             ("psql", "--password=hunter2"),
             ("psql", "--password=", "hunter2"),
             ("id",),
         ):
-            assert (await execute(asked, encode_frame(ExecFrameType.START, ExecStart(words)))).status == 200
-        *said, plain = sorted((item.detail for item in recorded(asked, "execBegin")), key=lambda one: "fingerprint" not in one)
+            assert (await exec_request(client, encode_frame(ExecFrameType.START, ExecStart(argv)))).status == 200
+        *details, plain = sorted(
+            (item.detail for item in recorded(client, "execBegin")), key=lambda one: "fingerprint" not in one
+        )
         assert plain == '"id"'
-        assert sorted(one.partition(",")[0] for one in said) == [
+        assert sorted(one.partition(",")[0] for one in details) == [
             '"psql" and 1 argument',
             '"psql" and 1 argument',
             '"psql" and 2 arguments',
         ]
-        assert len({one.partition("fingerprint ")[2] for one in said}) == 2
-        assert not any("hunter2" in str(item) for item in asked.desk.audit.read(limit=100))
+        assert len({one.partition("fingerprint ")[2] for one in details}) == 2
+        assert not any("hunter2" in str(item) for item in client.server.audit.read(limit=100))
 
     scene(agent, test)
 
 
-def test_who_ran_what_where_is_written_down_before_it_begins_and_how_it_ended_after() -> None:
-    async def test(asked: Api) -> None:
-        class Looks(Agent):
+def test_exec_is_audited_before_start_and_after_exit() -> None:
+    async def test(client: Api) -> None:
+        class RecordsAudit(Agent):
             async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
-                self.before = recorded(asked, "execBegin"), recorded(asked, "execEnd")
+                self.before = recorded(client, "execBegin"), recorded(client, "execEnd")
                 async for item in super().stream(body):
                     yield item
 
-        agent = Looks(BEGUN, echoes=True)
+        agent = RecordsAudit(STARTED_FRAME, echoes=True)
         port = free_port()
-        told = Told(at(port), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
-        asked.desk.agents = agents(told, asked)
+        told = CacheFixture(at(port), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
+        client.server.agents = agents(told, client)
         async with SocketLink({"agent": f"tcp:127.0.0.1:{port}"}).serve("agent", agent):
             begin = encode_frame(ExecFrameType.START, ExecStart(("sh", "-c", "\x1b[31m;$(id)\n"), stdin=True))
-            parts(
-                await execute(
-                    asked, begin + encode_frame(ExecFrameType.INPUT, b"12345") + encode_frame(ExecFrameType.INPUT_END)
+            frames(
+                await exec_request(
+                    client, begin + encode_frame(ExecFrameType.INPUT, b"12345") + encode_frame(ExecFrameType.INPUT_END)
                 )
             )
         (began,), ended = agent.before
         assert ended == []
         assert began.target == "replica/t1/web-0 attempt 1 on n1"
-        mark = asked.desk.keyring.sealing_keys.fingerprint(("sh", "-c", "\x1b[31m;$(id)\n"))
+        mark = client.server.keyring.sealing_keys.fingerprint(("sh", "-c", "\x1b[31m;$(id)\n"))
         assert began.detail == f'"sh" and 2 arguments, fingerprint {mark}'
         assert (began.role, began.subject != "") == ("admin", True)
-        (after,) = recorded(asked, "execEnd")
+        (after,) = recorded(client, "execEnd")
         assert after.detail == "exit code 3; 5 bytes in, 5 out"
         assert after.trace == began.trace
 
     scene(Agent(), test)
 
 
-def test_a_token_that_is_revoked_ends_what_its_holder_runs() -> None:
-    agent = Agent(BEGUN, echoes=True)
+def test_revoked_token_ends_running_session() -> None:
+    agent = Agent(STARTED_FRAME, echoes=True)
 
-    async def test(asked: Api) -> None:
-        await hold(asked, "admin", "somebody")
+    async def test(client: Api) -> None:
+        await create_token(client, "admin", "somebody")
         pieces: asyncio.Queue[bytes] = asyncio.Queue()
         pieces.put_nowait(encode_frame(ExecFrameType.START, ExecStart(("cat",), stdin=True)))
 
@@ -377,33 +380,33 @@ def test_a_token_that_is_revoked_ends_what_its_holder_runs() -> None:
 
         gathered = _Gathered([])
         headers = {"content-type": MEDIA_TYPE, "authorization": "Bearer somebody", "transfer-encoding": "chunked"}
-        running = asyncio.ensure_future(asked.app(_scope("POST", PATH, headers), receive, gathered.send))
+        running = asyncio.ensure_future(client.app(_scope("POST", PATH, headers), receive, gathered.send))
         while not gathered.body:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        await hold(asked, "admin", "somebody", revoked=True)
+        await create_token(client, "admin", "somebody", revoked=True)
         async with asyncio.timeout(10):
             await running
-            await agent.left.wait()
-        assert (await execute(asked, BEGIN, token="somebody")).status == 401
+            await agent.closed.wait()
+        assert (await exec_request(client, START_FRAME, token="somebody")).status == 401
 
     scene(agent, test)
 
 
-def test_a_policy_may_close_the_replicas_of_some_work() -> None:
-    agent = Agent(BEGUN, OVER)
+def test_policy_may_forbid_exec() -> None:
+    agent = Agent(STARTED_FRAME, EXITED_FRAME)
 
-    async def test(asked: Api) -> None:
-        board = asked.desk.watch_cache
+    async def test(client: Api) -> None:
+        cache = client.server.watch_cache
         closed = PolicyRule(match=PolicyMatch(tenants=("t1",)), exec=False, reason="cards are handled here")
         for number, rules, status in ((1, (closed,), 403), (2, (), 200), (3, (PolicyRule(priority_max=9),), 200)):
             revision = policy(number, *rules)
-            board._by_kind.setdefault("policyrevision", {})[key(revision)] = CachedRow(
+            cache._by_kind.setdefault("policyrevision", {})[key(revision)] = CachedRow(
                 key(revision), encode(revision), number, 0
             )
-            reply = await execute(asked, BEGIN)
+            reply = await exec_request(client, START_FRAME)
             assert reply.status == status, reply
             if status == 403:
                 assert "cards are handled here" in reply.json["detail"]
-        board._by_kind.pop("policyrevision")
+        cache._by_kind.pop("policyrevision")
 
     scene(agent, test)

@@ -8,22 +8,22 @@ from remit.assembly import ApiServer, LocalConnection
 from remit.model.claims import Accepted, Acquire, Actor, Delete, Refused, Role
 from remit.model.resources import Duration
 from remit.serve.components.refusal_audit import IN_PROCESS
-from tests.unit.serve.in_memory_server import Api, story, tenant
+from tests.unit.serve.in_memory_server import Api, http_test, tenant
 
 ACTOR = Actor("scheduler", Role.SCHEDULER)
 
 
 def local_connection(api: Api) -> LocalConnection:
-    return LocalConnection(ApiServer("http://unused", api.serving, api.desk), api.desk.world)
+    return LocalConnection(ApiServer("http://unused", api.serving, api.server), api.server.world)
 
 
 async def audited(api: Api) -> list[Any]:
-    api.desk.audit.flush_counts(all_=True)
+    api.server.audit.flush_counts(all_=True)
     items = (await api.get("/v1/audit")).json["items"]
     return [item for item in items if item.get("target") == IN_PROCESS]
 
 
-@story
+@http_test
 async def test_local_connection_submits_claims_and_reads_rows_without_http(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     connection = local_connection(api)
@@ -33,7 +33,7 @@ async def test_local_connection_submits_claims_and_reads_rows_without_http(api: 
     assert await audited(api) == []
 
 
-@story
+@http_test
 async def test_refused_claims_of_a_local_component_are_audited_once_per_code(api: Api) -> None:
     client = local_connection(api).client_for(ACTOR)
     verdicts = [await client.submit(Delete("Tenant", "acme")) for _ in range(3)]

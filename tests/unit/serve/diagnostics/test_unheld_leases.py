@@ -1,4 +1,4 @@
-"""Is it said that nobody acts, once that is known, and not before? Of a scheduler and of controllers alike."""
+"""Unheld leases: reported for schedulers and controllers once known, and not before."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from remit.correction.controller_set import CONTROLLERS
 from remit.model.claims import Accepted, Acquire, Actor, Role, Vacate
 from remit.model.resources import Duration
 from remit.serve.diagnostics.status_routes import LEASE_COMPONENTS
-from tests.unit.serve.in_memory_server import BEAT_MS, Api, node, story, tenant, workload
+from tests.unit.serve.in_memory_server import BEAT_MS, Api, http_test, node, tenant, workload
 
 TERM_S = 12 * BEAT_MS / 1_000
-"""So long a new authority gives everybody to be heard."""
+"""Time that a new authority gives components to acquire their leases."""
 
 
-async def acts(asked: Api, role: Role, lease: str, ttl_ms: int = 60_000) -> Actor:
-    verdict = await asked.desk.client(Actor("one", role)).submit(Acquire(lease, Duration(ttl_ms)))
+async def acquire(api: Api, role: Role, lease: str, ttl_ms: int = 60_000) -> Actor:
+    verdict = await api.server.client(Actor("one", role)).submit(Acquire(lease, Duration(ttl_ms)))
     assert isinstance(verdict, Accepted), verdict
     async with asyncio.timeout(10):
-        while asked.desk.watch_cache.revision < verdict.revision:  # noqa: ASYNC110 - nothing tells of it
+        while api.server.watch_cache.revision < verdict.revision:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.005)
     return Actor("one", role, lease, verdict.number)
 
 
-async def idle(asked: Api) -> dict[str, Any]:
-    told = (await asked.get("/v1/status")).json
-    return {one["lease"]: one for one in told.get("idle", ())}
+async def unheld_leases(api: Api) -> dict[str, Any]:
+    status = (await api.get("/v1/status")).json
+    return {one["lease"]: one for one in status.get("idle", ())}
 
 
-async def until_idle(asked: Api, *leases: str) -> dict[str, Any]:
+async def wait_for_unheld(api: Api, *leases: str) -> dict[str, Any]:
     async with asyncio.timeout(20):
-        while not set(leases) <= (found := await idle(asked)).keys():  # noqa: ASYNC110 - nothing tells of it
+        while not set(leases) <= (found := await unheld_leases(api)).keys():  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.05)
     return found
 
 
-def test_everybody_who_should_act_is_looked_for() -> None:
+def test_leases_of_scheduler_and_every_controller_are_checked() -> None:
     assert (
         len(LEASE_COMPONENTS) == len(CONTROLLERS) + 1
         and {"scheduler", "workloads", "workloads/cascade"} <= LEASE_COMPONENTS.keys()
@@ -44,38 +44,40 @@ def test_everybody_who_should_act_is_looked_for() -> None:
     assert set(LEASE_COMPONENTS.values()) == {"scheduler", "controllers"}
 
 
-@story
-async def test_that_nobody_acts_is_told_with_the_lease_and_the_cure_once_there_was_time_to_begin(asked: Api) -> None:
-    assert await idle(asked) == {}, "they may be about to begin"
-    await acts(asked, Role.REPAIR, "repair")
-    mortal = await acts(asked, Role.WORKLOADS, "workloads", 300)
+@http_test
+async def test_unheld_lease_is_reported_with_fix_after_startup_time(api: Api) -> None:
+    assert await unheld_leases(api) == {}, "components may be starting"
+    await acquire(api, Role.REPAIR, "repair")
+    expiring = await acquire(api, Role.WORKLOADS, "workloads", 300)
     await asyncio.sleep(TERM_S)
-    found = await until_idle(asked, *(LEASE_COMPONENTS.keys() - {"repair"}))
+    found = await wait_for_unheld(api, *(LEASE_COMPONENTS.keys() - {"repair"}))
     assert "repair" not in found
     assert found["endpoints"]["why"] == "lease endpoints is not held: it was never acquired"
     assert found["workloads"]["silentMs"] > 300 and "was not renewed for 1" in found["workloads"]["why"]
     assert "start `remit controllers`" in found["workloads"]["cure"] and "start `remit scheduler`" in found["scheduler"]["cure"]
-    again = await acts(asked, Role.WORKLOADS, "workloads")
-    assert "workloads" not in await idle(asked) and again.epoch > mortal.epoch
-    assert isinstance(await asked.desk.client(again).submit(Vacate("workloads")), Accepted)
-    found = await until_idle(asked, "workloads")
+    again = await acquire(api, Role.WORKLOADS, "workloads")
+    assert "workloads" not in await unheld_leases(api) and again.epoch > expiring.epoch
+    assert isinstance(await api.server.client(again).submit(Vacate("workloads")), Accepted)
+    found = await wait_for_unheld(api, "workloads")
     assert found["workloads"]["why"] == "lease workloads is not held: it was released"
-    await acts(asked, Role.SCHEDULER, "scheduler/second", 60_000)
-    assert "scheduler" not in await idle(asked), "one that acts beside others has a lease of its own"
+    await acquire(api, Role.SCHEDULER, "scheduler/second", 60_000)
+    assert "scheduler" not in await unheld_leases(api), "a second scheduler has its own lease"
 
 
-@story
-async def test_work_that_nobody_makes_or_places_says_so_when_it_is_explained(asked: Api) -> None:
+@http_test
+async def test_explanation_names_component_whose_lease_is_unheld(api: Api) -> None:
     every = workload("every", type="daemon")
     del every["spec"]["replicas"]
-    await asked.must("POST", "/v1/apply", [tenant(), node("n1"), every, workload("web")])
-    early = (await asked.get("/v1/tenants/acme/workloads/every/explain")).json
+    await api.must("POST", "/v1/apply", [tenant(), node("n1"), every, workload("web")])
+    early = (await api.get("/v1/tenants/acme/workloads/every/explain")).json
     assert (early["limit"], early["unattended"]) == ("", "")
-    await until_idle(asked, "workloads", "scheduler")
-    daemon = (await asked.get("/v1/tenants/acme/workloads/every/explain")).json
+    await wait_for_unheld(api, "workloads", "scheduler")
+    daemon = (await api.get("/v1/tenants/acme/workloads/every/explain")).json
     assert daemon["limit"] == "missing"
     assert daemon["unattended"].startswith("lease workloads is not held: it was never acquired; start `remit controllers`")
-    service = (await asked.get("/v1/tenants/acme/workloads/web/explain")).json
-    assert "lease scheduler" in service["unattended"] and "lease workloads" not in service["unattended"], "it came with its own"
-    await acts(asked, Role.WORKLOADS, "workloads")
-    assert (await asked.get("/v1/tenants/acme/workloads/every/explain")).json["unattended"] == ""
+    service = (await api.get("/v1/tenants/acme/workloads/web/explain")).json
+    assert "lease scheduler" in service["unattended"] and "lease workloads" not in service["unattended"], (
+        "its replica was created with it"
+    )
+    await acquire(api, Role.WORKLOADS, "workloads")
+    assert (await api.get("/v1/tenants/acme/workloads/every/explain")).json["unattended"] == ""

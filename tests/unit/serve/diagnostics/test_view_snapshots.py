@@ -1,4 +1,4 @@
-"""Does whoever looks see what is committed, one state of it, and without anybody else having to wait?"""
+"""View snapshots: queries see committed state, one consistent revision, and do not block each other."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from remit.store.chain import encode_head
 from remit.store.protocol import HEAD, Commit, Head
 from tests.properties.authority_world import workload
 from tests.unit.observation.row_fixtures import ready, replica, tenant, work
-from tests.unit.serve.watch_cache_fixtures import Here, T, Told
+from tests.unit.serve.watch_cache_fixtures import CacheFixture, InlineOffload, T
 
 
-def scope() -> Told:
-    """Two of web stand on n1, and one waits: the node is full."""
+def scope() -> CacheFixture:
+    """Two replicas of web run on n1, and one waits because the node is full."""
     web = (replica("web", 0, "serving", "n1"), replica("web", 1, "serving", "n1"), replica("web", 2))
-    return Told(ready("n1", "2"), tenant("t1"), *work("web"), *web, replica("web-api", 0), *work("web-api"))
+    return CacheFixture(ready("n1", "2"), tenant("t1"), *work("web"), *web, replica("web-api", 0), *work("web-api"))
 
 
-def entry(did: str, subject: str, code: str = "", actor: str = "s1", role: str = "scheduler") -> AuditEntry:
+def entry(action: str, subject: str, code: str = "", actor: str = "s1", role: str = "scheduler") -> AuditEntry:
     return AuditEntry(
-        f"one.1.{did}", "", did, subject, actor, role, "", 0, 0, 0, 0, code, "there is no room" if code else "", ""
+        f"one.1.{action}", "", action, subject, actor, role, "", 0, 0, 0, 0, code, "there is no room" if code else "", ""
     )
 
 
@@ -48,7 +48,7 @@ def decision(name: str, replica: str, reason: str = "no_room") -> Decision:
     return Decision(metadata=RecordMetadata(name=name, tenant="t1"), spec=spec)
 
 
-def caught(failure: pytest.ExceptionInfo[ApiProblem]) -> tuple[int, str, str]:
+def problem_of(failure: pytest.ExceptionInfo[ApiProblem]) -> tuple[int, str, str]:
     document = failure.value.document
     return document.status, document.code, document.cure
 
@@ -56,16 +56,16 @@ def caught(failure: pytest.ExceptionInfo[ApiProblem]) -> tuple[int, str, str]:
 # -- the view ------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_view_is_made_once__and_made_anew_only_when_something_has_changed() -> None:
-    told = scope()
-    look = told.looking()
+def test_view_is_built_once_and_rebuilt_only_after_change() -> None:
+    cache = scope()
+    snapshots = cache.view_snapshots()
 
     async def ask() -> list[Any]:
         views = []
         for change in ((), (), (replica("web", 3),), ()):
             if change:
-                told.tell(*change)
-            views.append(await look.query(lambda look: look.view))
+                cache.apply(*change)
+            views.append(await snapshots.query(lambda snapshots: snapshots.view))
         return views
 
     one, two, three, four = asyncio.run(ask())
@@ -74,64 +74,64 @@ def test_a_view_is_made_once__and_made_anew_only_when_something_has_changed() ->
     assert "replica/t1/web-3" in three.replicas.slots and "replica/t1/web-3" not in one.replicas.slots
 
 
-def test_a_beat_that_changes_nothing__moves_the_revision_of_the_same_view() -> None:
-    told = scope()
-    look = told.looking()
+def test_heartbeat_without_changes_advances_revision_of_same_view() -> None:
+    cache = scope()
+    snapshots = cache.view_snapshots()
 
     async def ask() -> tuple[Any, Any]:
-        first = await look.query(lambda look: look.view)
-        told.tell()
-        return first, await look.query(lambda look: (look.view, look.view.revision))
+        first = await snapshots.query(lambda snapshots: snapshots.view)
+        cache.apply()
+        return first, await snapshots.query(lambda snapshots: (snapshots.view, snapshots.view.revision))
 
     first, (second, revision) = asyncio.run(ask())
     assert first is second and revision == 2
 
 
-def test_sums_may_be_a_little_old__if_whoever_asks_says_so() -> None:
-    told = scope()
-    look = told.looking()
+def test_query_may_accept_view_up_to_given_age() -> None:
+    cache = scope()
+    snapshots = cache.view_snapshots()
 
     async def ask() -> list[Any]:
-        first = await look.query(lambda look: look.view)
-        told.tell(replica("web", 3))
-        told.clock.at_ms += 100
-        old = await look.query(lambda look: look.view, age_ms=3_000)
-        told.clock.at_ms += 3_000
-        return [first, old, await look.query(lambda look: look.view, age_ms=3_000)]
+        first = await snapshots.query(lambda snapshots: snapshots.view)
+        cache.apply(replica("web", 3))
+        cache.clock.at_ms += 100
+        old = await snapshots.query(lambda snapshots: snapshots.view, age_ms=3_000)
+        cache.clock.at_ms += 3_000
+        return [first, old, await snapshots.query(lambda snapshots: snapshots.view, age_ms=3_000)]
 
     first, old, new = asyncio.run(ask())
     assert old is first and new is not first
 
 
-def test_a_view_that_is_spoilt__is_nobody_elses() -> None:
-    told = scope()
-    look = told.looking()
+def test_private_query_result_is_not_shared() -> None:
+    cache = scope()
+    snapshots = cache.view_snapshots()
 
     async def ask() -> list[Any]:
-        return [await look.query(_view), await look.query_private(_view), await look.query(_view)]
+        return [await snapshots.query(_view), await snapshots.query_private(_view), await snapshots.query(_view)]
 
-    def _view(look: ViewSnapshot) -> Any:
-        return look.view
+    def _view(snapshots: ViewSnapshot) -> Any:
+        return snapshots.view
 
-    kept, spoilt, after = asyncio.run(ask())
-    assert kept is spoilt and after is not spoilt
+    shared, private, after = asyncio.run(ask())
+    assert shared is private and after is not private
 
 
-def test_what_was_committed_before_it_was_asked__is_seen() -> None:
-    """The board is a moment behind the store; whoever wrote and then looks must find it."""
-    told = scope()
-    look = told.looking()
+def test_query_waits_until_cache_reaches_committed_state() -> None:
+    """The watch cache lags behind the store; a client that writes and then reads must see its write."""
+    cache = scope()
+    snapshots = cache.view_snapshots()
 
     async def ask() -> bool:
-        await told.store.commit(_head(1))
-        await told.store.commit(_head(2))
-        asking = asyncio.ensure_future(look.query(lambda look: "replica/t1/late-0" in look.view.replicas.slots))
+        await cache.store.commit(_head(1))
+        await cache.store.commit(_head(2))
+        asking = asyncio.ensure_future(snapshots.query(lambda snapshots: "replica/t1/late-0" in snapshots.view.replicas.slots))
         await asyncio.sleep(0.01)
         assert not asking.done()
-        told.tell(*work("late"), replica("late", 0))
+        cache.apply(*work("late"), replica("late", 0))
         return await asking
 
-    told.clock.sleep_ms = _really  # type: ignore[method-assign]
+    cache.clock.sleep_ms = _sleep  # type: ignore[method-assign]
     assert asyncio.run(ask())
 
 
@@ -139,36 +139,38 @@ def _head(sequence: int) -> Commit:
     return Commit(puts=[(HEAD, encode_head(Head("one", 1, sequence, "a", 0, "")))])
 
 
-async def _really(ms: int) -> None:
+async def _sleep(ms: int) -> None:
     await asyncio.sleep(ms / 1_000)
 
 
-def test_a_board_that_does_not_catch_up__is_said_to_be_behind() -> None:
-    told = scope()
+def test_query_gets_503_when_cache_does_not_catch_up() -> None:
+    cache = scope()
 
     async def ask() -> None:
         for sequence in (1, 2):
-            await told.store.commit(_head(sequence))
-        await told.looking().query(lambda look: None)
+            await cache.store.commit(_head(sequence))
+        await cache.view_snapshots().query(lambda snapshots: None)
 
     with pytest.raises(ApiProblem) as failure:
         asyncio.run(ask())
-    assert caught(failure)[:2] == (503, "unavailable") and failure.value.headers["Retry-After"]
+    assert problem_of(failure)[:2] == (503, "unavailable") and failure.value.headers["Retry-After"]
 
 
-def test_too_many_who_wait__are_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_waiting_queries_get_429(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_snapshots, "QUERIES_MAX", 1)
-    told = scope()
-    look = ViewSnapshots(told.board, told.store, told.clock, Later())
+    cache = scope()
+    snapshots = ViewSnapshots(cache.board, cache.store, cache.clock, DelayedOffload())
 
     async def ask() -> Any:
-        return await asyncio.gather(look.query(lambda look: 1), look.query(lambda look: 2), return_exceptions=True)
+        return await asyncio.gather(
+            snapshots.query(lambda snapshots: 1), snapshots.query(lambda snapshots: 2), return_exceptions=True
+        )
 
     first, second = asyncio.run(ask())
     assert first == 1 and isinstance(second, ApiProblem) and second.document.status == 429
 
 
-class Later(Here):
+class DelayedOffload(InlineOffload):
     async def _do(self, work: Callable[[], T]) -> T:
         await asyncio.sleep(0.01)
         return work()
@@ -177,16 +179,16 @@ class Later(Here):
 # -- explanations --------------------------------------------------------------------------------------------------------------
 
 
-def test_an_explained_workload__says_what_limits_it_with_what_was_recorded_of_its_own_replicas() -> None:
-    told = scope()
-    told.board.head = Head("one", 1, 2, "a", 0, "")
+def test_explained_workload_has_limit_and_history_of_own_replicas() -> None:
+    cache = scope()
+    cache.board.head = Head("one", 1, 2, "a", 0, "")
 
     async def ask() -> WorkloadExplanation:
         mine, other = decision("d1", "t1/web-2"), decision("d2", "t1/web-api-0", "policy")
-        await told.keep(mine, other, raw=[batch(1, entry("bind", "replica/t1/web-2", "no_room"))])
-        await told.store.commit(_batch(batch(2, entry("bind", "replica/t1/web-api-0"))))
-        told.tell()
-        return await explain_workload(told.looking(), "t1", "web")
+        await cache.store_only(mine, other, raw=[batch(1, entry("bind", "replica/t1/web-2", "no_room"))])
+        await cache.store.commit(_batch(batch(2, entry("bind", "replica/t1/web-api-0"))))
+        cache.apply()
+        return await explain_workload(cache.view_snapshots(), "t1", "web")
 
     found = asyncio.run(ask())
     assert (found.stages, found.limit) == ({"serving": 2, "queued": 1}, "no_room")
@@ -199,16 +201,16 @@ def _batch(row: tuple[str, bytes]) -> Commit:
     return Commit(puts=[row])
 
 
-def test_an_explained_replica__tells_of_the_node_that_is_asked_about() -> None:
-    told = scope()
-    found = asyncio.run(explain_replica(told.looking(), "t1", "web-2", "n1"))
+def test_explained_replica_includes_queried_node() -> None:
+    cache = scope()
+    found = asyncio.run(explain_replica(cache.view_snapshots(), "t1", "web-2", "n1"))
     assert found.waits is not None and found.waits.reason == "no_room"
     assert found.there is not None and not found.there.fits and found.there.broken[0].reason == "no_room"
     assert msgspec.json.decode(encode(found), type=ReplicaExplanation, dec_hook=dec_hook) == found
 
 
 @pytest.mark.parametrize(
-    ("what", "name", "node", "cure"),
+    ("explain", "name", "node", "cure"),
     [
         (explain_workload, "wep", "", "did you mean web or web-api?"),
         (explain_replica, "web-9", "", "did you mean"),
@@ -216,48 +218,48 @@ def test_an_explained_replica__tells_of_the_node_that_is_asked_about() -> None:
         (explain_replica, "web-2", "nowhere", "there are n1"),
     ],
 )
-def test_what_is_not_there__is_a_404_with_what_is(what: Any, name: str, node: str, cure: str) -> None:
+def test_unknown_object_gets_404_with_suggestion(explain: Any, name: str, node: str, cure: str) -> None:
     with pytest.raises(ApiProblem) as failure:
-        asyncio.run(what(scope().looking(), "t1", name, node))
-    status, code, told = caught(failure)
-    assert (status, code) == (404, "not_found") and cure in told
+        asyncio.run(explain(scope().view_snapshots(), "t1", name, node))
+    status, code, cache = problem_of(failure)
+    assert (status, code) == (404, "not_found") and cure in cache
 
 
-def test_capacity__counts_what_fits_and_decodes_back() -> None:
-    look = Told(ready("n1", "4"), tenant("t1")).looking()
-    found = asyncio.run(capacity_for(look, workload("web", "1"), 3))
+def test_capacity_counts_fitting_replicas_and_decodes_back() -> None:
+    snapshots = CacheFixture(ready("n1", "4"), tenant("t1")).view_snapshots()
+    found = asyncio.run(capacity_for(snapshots, workload("web", "1"), 3))
     assert (found.hard.replicas, found.most) == (3, 3)
     assert msgspec.json.decode(encode(found), type=CapacityAnswer, dec_hook=dec_hook) == found
-    whole = asyncio.run(capacity_for(look, workload("web", "1")))
+    whole = asyncio.run(capacity_for(snapshots, workload("web", "1")))
     assert whole.hard.replicas == 4 and whole.stop is not None and whole.stop.reason == "no_room"
 
 
-def test_capacity_for_what_could_not_be_declared__names_the_field() -> None:
+def test_capacity_for_invalid_workload_names_field() -> None:
     with pytest.raises(ApiProblem) as failure:
-        asyncio.run(capacity_for(scope().looking(), workload("web", priority="gold")))
-    assert failure.value.document.field == "spec.priorityClass" and caught(failure)[0] == 422
+        asyncio.run(capacity_for(scope().view_snapshots(), workload("web", priority="gold")))
+    assert failure.value.document.field == "spec.priorityClass" and problem_of(failure)[0] == 422
 
 
-def test_members_are_told_from_those_of_a_longer_name() -> None:
+def test_replica_names_exclude_workloads_with_longer_names() -> None:
     keys = ["replica/t1/web-0", "replica/t1/web-11", "replica/t1/web-api-0", "replica/t2/web-1", "replica/t1/web-1-0"]
     assert replica_names(keys, "t1", "web") == {"web-0", "web-11"}
     assert replica_names(keys, "t1", "web-1") == {"web-1-0"}
 
 
-def test_of_many_batches_the_newest_are_read__and_none_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_batches_are_read_without_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "_PAGE_ROWS", 4)
-    told = Told()
+    cache = CacheFixture()
 
     async def read(last: int, most: int) -> list[int]:
-        found = await read_batches(told.store, last, 0, most)
+        found = await read_batches(cache.store, last, 0, most)
         return [int(row.key.rpartition("/")[2]) for row in found]
 
-    async def asked() -> list[list[int]]:
+    async def scenario() -> list[list[int]]:
         assert await read(5, 10) == []
-        await told.keep(raw=[batch_raw(number) for number in (1, 2, 3, 5, 8, 13, 14, 20)])
+        await cache.store_only(raw=[batch_raw(number) for number in (1, 2, 3, 5, 8, 13, 14, 20)])
         return [await read(20, 100), await read(20, 3), await read(13, 100), await read(14, 1)]
 
-    assert asyncio.run(asked()) == [[1, 2, 3, 5, 8, 13, 14, 20], [13, 14, 20], [1, 2, 3, 5, 8, 13], [14]]
+    assert asyncio.run(scenario()) == [[1, 2, 3, 5, 8, 13, 14, 20], [13, 14, 20], [1, 2, 3, 5, 8, 13], [14]]
 
 
 def batch_raw(number: int) -> tuple[str, bytes]:

@@ -1,4 +1,4 @@
-"""Which requests come into the log, at which level, and as what?"""
+"""Access log: which requests are logged, at which level, and with which fields."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from remit.serve.http.request_telemetry import AccessLine, AccessLog, decision_l
 from remit.world.structured_log import LogLevel, StructuredLog
 
 
-class Log:
+class RecordedLog:
     def __init__(self, level: LogLevel = "info") -> None:
         self._file = io.BytesIO()
         self.log = StructuredLog("server", wall=lambda: "now", now_ms=lambda: 0, form="json", level=level, file=self._file)
 
-    def said(self) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self._file.getvalue().splitlines()]
 
 
@@ -43,30 +43,35 @@ def line(
         (line(200, took_s=900.0, streams=True), ""),
     ],
 )
-def test_what_is_refused_or_slow_is_told_and_the_rest_only_at_debug(one: AccessLine, level: str) -> None:
-    log = Log()
+def test_refused_or_slow_requests_are_logged_and_others_only_at_debug(one: AccessLine, level: str) -> None:
+    log = RecordedLog()
     AccessLog(log.log).write(one)
-    assert [said["level"] for said in log.said()] == ([level] if level else [])
-    everything = Log("debug")
+    assert [record["level"] for record in log.records()] == ([level] if level else [])
+    everything = RecordedLog("debug")
     AccessLog(everything.log).write(one)
-    assert [said["trace"] for said in everything.said()] == ["t-1"]
+    assert [record["trace"] for record in everything.records()] == ["t-1"]
 
 
-def test_a_flood_of_refusals_is_one_line_and_what_an_asker_writes_steers_no_terminal() -> None:
+def test_repeated_refusals_are_one_line_without_control_characters() -> None:
     """A37."""
-    log = Log()
+    log = RecordedLog()
     access = AccessLog(log.log)
     for number in range(1_000):
         access.write(line(401, path=f"/v1/\x1b[2J\nfake line {number}"))
-    assert len(log.said()) == 1
+    assert len(log.records()) == 1
     assert log._file.getvalue().count(b"\n") == 1 and b"\x1b" not in log._file.getvalue()
 
 
-def test_each_decision_is_told_at_debug_with_what_joins_it_to_its_request() -> None:
-    assert decision_logger(Log().log) is None
-    log = Log("debug")
-    tell = decision_logger(log.log)
-    assert tell is not None
-    tell(AuditEntry("op-1", "d", "bind", "replica/a/b-0", "s", "scheduler", "l", 1, 7, 3, 0, "no_room", "full", "t-1"))
-    (said,) = log.said()
-    assert (said["trace"], said["operation"], said["subject"], said["code"]) == ("t-1", "op-1", "replica/a/b-0", "no_room")
+def test_decisions_are_logged_at_debug_with_trace_of_request() -> None:
+    assert decision_logger(RecordedLog().log) is None
+    log = RecordedLog("debug")
+    log_decision = decision_logger(log.log)
+    assert log_decision is not None
+    log_decision(AuditEntry("op-1", "d", "bind", "replica/a/b-0", "s", "scheduler", "l", 1, 7, 3, 0, "no_room", "full", "t-1"))
+    (record,) = log.records()
+    assert (record["trace"], record["operation"], record["subject"], record["code"]) == (
+        "t-1",
+        "op-1",
+        "replica/a/b-0",
+        "no_room",
+    )

@@ -1,4 +1,4 @@
-"""Does hostile or mistaken input earn a clear problem, and never a 500? Who may ask, how much, and in which words."""
+"""Hostile or mistaken requests get a clear problem and never a 500: tokens, sizes, syntax, rates and timeouts."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from remit.serve.http.request_context import RequestContext
 from remit.serve.http.route_table import ROUTES
 from remit.serve.http.routes import OBJECT_BYTES_MAX, Route
 from remit.serve.server_context import ServerContext
-from tests.unit.serve.in_memory_server import Api, api, story, tenant, workload
+from tests.unit.serve.in_memory_server import Api, api, http_test, tenant, workload
 
 
-@story
-async def test_nobody_without_the_token_learns_anything(api: Api) -> None:
+@http_test
+async def test_requests_without_valid_token_get_401_everywhere(api: Api) -> None:
     """A01."""
     for path in ("/v1/tenants", "/v1/nothing", "/", "/v1/tenants/acme/secrets/db"):
         for token in (None, "wrong", " ", "é"):
@@ -38,8 +38,8 @@ async def test_nobody_without_the_token_learns_anything(api: Api) -> None:
     assert (await api.get("/readyz", token=None)).status == 200
 
 
-@story
-async def test_a_path_or_method_that_is_none_says_what_there_is(api: Api) -> None:
+@http_test
+async def test_unknown_path_or_method_gets_suggestion(api: Api) -> None:
     reply = await api.get("/v1/workload")
     assert (reply.status, reply.json["code"], reply.json["cure"]) == (404, "no_such_path", "did you mean workloads?")
     for path in ("/", "//", "/v1", "/v1/", "/v1/tenants/", "/v1/workloads/web", "/v1/tenants/a/b/c/d", "/v2/tenants"):
@@ -51,8 +51,8 @@ async def test_a_path_or_method_that_is_none_says_what_there_is(api: Api) -> Non
     assert head.status == 200
 
 
-@story
-async def test_a_query_that_is_not_known_is_refused_with_a_guess(api: Api) -> None:
+@http_test
+async def test_unknown_query_parameter_is_refused_with_suggestion(api: Api) -> None:
     reply = await api.get("/v1/tenants?labelselector=a")
     assert (reply.status, reply.json["field"], reply.json["cure"]) == (400, "labelselector", "did you mean labelSelector?")
     for query, field in (
@@ -69,8 +69,8 @@ async def test_a_query_that_is_not_known_is_refused_with_a_guess(api: Api) -> No
     assert (await api.get("/v1/tenants?" + "&".join(f"a{i}=1" for i in range(100)))).status == 400
 
 
-@story
-async def test_a_body_is_bounded_announced_or_not(api: Api) -> None:
+@http_test
+async def test_oversized_body_gets_413_with_or_without_length(api: Api) -> None:
     """A23."""
     large = b" " * (OBJECT_BYTES_MAX + 1)
     announced = await api.ask("POST", "/v1/tenants", large)
@@ -79,13 +79,13 @@ async def test_a_body_is_bounded_announced_or_not(api: Api) -> None:
     assert (chunked.status, chunked.json["code"], chunked.headers["connection"]) == (413, "too_large", "close")
     on_get = await api.ask("GET", "/v1/tenants", b"{}")
     assert on_get.status == 413
-    lying = await api.ask("POST", "/v1/tenants", b"{}", headers={"content-length": "9" * 40})
-    assert lying.status == 413
+    false_length = await api.ask("POST", "/v1/tenants", b"{}", headers={"content-length": "9" * 40})
+    assert false_length.status == 413
 
 
-@story
-async def test_a_body_is_uncompressed_json(api: Api) -> None:
-    """A22 and A23: no YAML is read here, and nothing that inflates."""
+@http_test
+async def test_compressed_or_non_json_body_is_refused(api: Api) -> None:
+    """A22 and A23: no YAML is parsed here, and nothing is decompressed."""
     zipped = await api.ask("POST", "/v1/tenants", b"\x1f\x8b", headers={"content-encoding": "gzip"})
     assert (zipped.status, zipped.json["code"]) == (413, "too_large")
     strange = await api.ask("POST", "/v1/tenants", b"{}", headers={"content-encoding": "rot13"})
@@ -106,9 +106,9 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-@story
-async def test_hostile_bodies_earn_a_problem_everywhere(api: Api) -> None:
-    """A24, A25, A26 and A28, at every door that reads."""
+@http_test
+async def test_hostile_bodies_get_problem_on_every_route(api: Api) -> None:
+    """A24, A25, A26 and A28, on every route that parses a body."""
     await api.must("POST", "/v1/tenants", tenant())
     merge = {"content-type": "application/merge-patch+json"}
     for body in HOSTILE:
@@ -125,12 +125,12 @@ async def test_hostile_bodies_earn_a_problem_everywhere(api: Api) -> None:
             assert 400 <= reply.status < 500 or changed_nothing, (body[:40], reply.status, reply.body[:200])
             if not changed_nothing:
                 assert reply.json["code"] and reply.json["detail"] and reply.json["cure"], (body[:40], reply.body)
-        door = await api.ask("POST", "/v1/ask", body)
-        assert door.status == 200 and door.json
+        component_reply = await api.ask("POST", "/v1/ask", body)
+        assert component_reply.status == 200 and component_reply.json
 
 
-@story
-async def test_duplicates_and_depth_are_told_apart(api: Api) -> None:
+@http_test
+async def test_duplicate_keys_depth_and_syntax_errors_are_distinguished(api: Api) -> None:
     twice = await api.ask("POST", "/v1/tenants", b'{"kind":"Tenant","spec":{"a":1,"a":2}}')
     assert (twice.status, twice.json["code"], twice.json["field"]) == (400, "malformed", "a")
     deep = await api.ask("POST", "/v1/tenants", b"[" * 65 + b"]" * 65)
@@ -139,12 +139,12 @@ async def test_duplicates_and_depth_are_told_apart(api: Api) -> None:
     assert (half.status, half.json["code"]) == (400, "malformed") and "line 2" in half.json["detail"]
 
 
-@story
-async def test_a_trace_is_kept_or_made(api: Api) -> None:
+@http_test
+async def test_trace_id_is_propagated_or_generated(api: Api) -> None:
     mine = await api.ask("POST", "/v1/tenants", tenant(), headers={"Remit-Trace": "from-a-browser/1"})
     assert mine.headers["remit-trace"] == "from-a-browser/1"
     rows = (await api.store.range("batch/", limit=1_000)).rows
-    assert any(b"from-a-browser/1" in row.value for row in rows), "the authority's record does not know it"
+    assert any(b"from-a-browser/1" in row.value for row in rows), "the authority's record lacks the trace"
     made = await api.get("/v1/nothing")
     assert len(made.headers["remit-trace"]) >= 8
     for bad in ("", "a b", "x" * 129, "\x7f"):
@@ -152,9 +152,9 @@ async def test_a_trace_is_kept_or_made(api: Api) -> None:
         assert (reply.status, reply.json["field"]) == (400, "Remit-Trace")
 
 
-@story
-async def test_what_was_meant_for_another_host_is_turned_away(api: Api) -> None:
-    """A40: a page whose name was made to point here. It is told so before it is asked for a token."""
+@http_test
+async def test_request_for_other_host_gets_421(api: Api) -> None:
+    """A40: DNS rebinding to this address. It is refused before authentication."""
     for host in ("evil.example", "evil.example:7420", "10.0.0.1", "localhost.evil.example", "[::2]:80", ""):
         reply = await api.get("/v1/tenants", headers={"Host": host}, token=None)
         assert (reply.status, reply.json["code"]) == (421, "misdirected"), host
@@ -162,163 +162,163 @@ async def test_what_was_meant_for_another_host_is_turned_away(api: Api) -> None:
         assert (await api.get("/v1/tenants", headers={"Host": host})).status == 200, host
 
 
-@story
-async def test_a_page_from_elsewhere_writes_nothing(api: Api) -> None:
-    """A39: even if it knew the token."""
-    here = {"Host": "127.0.0.1:7420"}
+@http_test
+async def test_cross_site_write_is_refused(api: Api) -> None:
+    """A39: even with a valid token."""
+    local_host = {"Host": "127.0.0.1:7420"}
     for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://[", ""):
-        reply = await api.ask("POST", "/v1/tenants", tenant(), headers={**here, "Origin": origin})
+        reply = await api.ask("POST", "/v1/tenants", tenant(), headers={**local_host, "Origin": origin})
         assert (reply.status, reply.json["code"]) == (403, "cross_site"), origin
-    own = await api.ask("POST", "/v1/tenants", tenant(), headers={**here, "Origin": "http://127.0.0.1:7420"})
+    own = await api.ask("POST", "/v1/tenants", tenant(), headers={**local_host, "Origin": "http://127.0.0.1:7420"})
     assert own.status == 201
-    assert (await api.get("/v1/tenants", headers={**here, "Origin": "https://evil.example"})).status == 200
+    assert (await api.get("/v1/tenants", headers={**local_host, "Origin": "https://evil.example"})).status == 200
 
 
-def test_all_bodies_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_total_size_of_bodies_in_flight_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BODIES_BYTES_MAX", 1_000)
 
     async def main() -> None:
-        async with api() as asked:
-            large = await asked.ask("POST", "/v1/tenants", b" " * 1_001)
+        async with api() as client:
+            large = await client.ask("POST", "/v1/tenants", b" " * 1_001)
             assert (large.status, large.json["code"]) == (429, "overloaded")
-            assert asked.app.bodies.held == 0
-            assert (await asked.ask("POST", "/v1/tenants", tenant())).status == 201
-            assert asked.app.bodies.held == 0
+            assert client.app.bodies.held == 0
+            assert (await client.ask("POST", "/v1/tenants", tenant())).status == 201
+            assert client.app.bodies.held == 0
 
     asyncio.run(main())
 
 
-@story
-async def test_headers_that_cannot_be_meant_are_refused(api: Api) -> None:
+@http_test
+async def test_malformed_conditional_headers_are_refused(api: Api) -> None:
     for name, value in (("If-Match", "abc"), ("If-Match", '"0"'), ("If-Match", ""), ("If-None-Match", '"5"')):
         reply = await api.ask("PUT", "/v1/tenants/acme", tenant(), headers={name: value})
         assert (reply.status, reply.json["field"]) == (400, name), (name, value)
 
 
-def test_our_own_bug_is_told_in_one_line_and_ends_one_request() -> None:
-    async def broken(asked: RequestContext, desk: ServerContext) -> Any:
+def test_internal_error_gets_500_logs_one_line_and_server_continues() -> None:
+    async def broken(client: RequestContext, server: ServerContext) -> Any:
         raise KeyError("no such thing")
 
     async def main() -> None:
-        async with api(routes=(*ROUTES, Route("GET", "/v1/broken", "broken", "Breaks.", broken))) as asked:
-            reply = await asked.get("/v1/broken", headers={"Remit-Trace": "t1"})
+        async with api(routes=(*ROUTES, Route("GET", "/v1/broken", "broken", "Breaks.", broken))) as client:
+            reply = await client.get("/v1/broken", headers={"Remit-Trace": "t1"})
             assert (reply.status, reply.json["code"], reply.headers["remit-trace"]) == (500, "fault", "t1")
             assert "no such thing" not in reply.body.decode()
-            assert asked.complaints == ["GET /v1/broken: KeyError('no such thing')"]
-            asked.complaints.clear()
-            assert (await asked.get("/v1/tenants")).status == 200
+            assert client.internal_errors == ["GET /v1/broken: KeyError('no such thing')"]
+            client.internal_errors.clear()
+            assert (await client.get("/v1/tenants")).status == 200
 
     asyncio.run(main())
 
 
-def test_a_flood_waits_in_turn_and_what_keeps_a_scope_alive_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flood_waits_in_fair_queue_while_health_and_components_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_queue, "SEATS", 2)
     monkeypatch.setattr(fair_queue, "FLOW_WAITING_MAX", 3)
-    go_on = asyncio.Event()
-    under_way: list[int] = []
+    release = asyncio.Event()
+    in_flight: list[int] = []
 
-    async def slow(asked: RequestContext, desk: ServerContext) -> Any:
-        under_way.append(1)
-        await go_on.wait()
+    async def slow(client: RequestContext, server: ServerContext) -> Any:
+        in_flight.append(1)
+        await release.wait()
         return PlainTextResponse("done")
 
     async def main() -> None:
-        async with api(routes=(*ROUTES, Route("GET", "/v1/slow", "slow", "Lasts.", slow))) as asked:
-            flood = [asyncio.ensure_future(asked.get("/v1/slow")) for _ in range(6)]
+        async with api(routes=(*ROUTES, Route("GET", "/v1/slow", "slow", "Lasts.", slow))) as client:
+            flood = [asyncio.ensure_future(client.get("/v1/slow")) for _ in range(6)]
             await asyncio.sleep(0.05)
-            assert len(under_way) == 2 and [one.done() for one in flood] == [False] * 5 + [True]
-            turned = flood[5].result()
-            assert (turned.status, turned.json["code"]) == (429, "throttled")
-            assert (await asked.get("/readyz")).status == 200
-            door = await asked.ask("POST", "/v1/ask", b'{"type":"call"}')
-            assert door.status == 200 and door.json["status"]["scope"] == "test"
-            flood[4].cancel()  # one who leaves while waiting takes nobody's turn with it
-            go_on.set()
+            assert len(in_flight) == 2 and [one.done() for one in flood] == [False] * 5 + [True]
+            refused = flood[5].result()
+            assert (refused.status, refused.json["code"]) == (429, "throttled")
+            assert (await client.get("/readyz")).status == 200
+            component_reply = await client.ask("POST", "/v1/ask", b'{"type":"call"}')
+            assert component_reply.status == 200 and component_reply.json["status"]["scope"] == "test"
+            flood[4].cancel()  # a client that disconnects while waiting takes no seat
+            release.set()
             assert [(await one).status for one in flood[:4]] == [200] * 4
-            assert (await asked.get("/v1/tenants")).status == 200
+            assert (await client.get("/v1/tenants")).status == 200
 
     asyncio.run(main())
 
 
-def test_a_request_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_request_gets_504(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_MS_MAX", 50)
 
-    async def slow(asked: RequestContext, desk: ServerContext) -> Any:
+    async def slow(client: RequestContext, server: ServerContext) -> Any:
         await asyncio.Event().wait()
 
     async def main() -> None:
-        async with api(routes=(*ROUTES, Route("GET", "/v1/slow", "slow", "Lasts.", slow))) as asked:
-            reply = await asked.get("/v1/slow")
+        async with api(routes=(*ROUTES, Route("GET", "/v1/slow", "slow", "Lasts.", slow))) as client:
+            reply = await client.get("/v1/slow")
             assert (reply.status, reply.json["code"]) == (504, "timeout")
 
     asyncio.run(main())
 
 
-def test_a_body_that_does_not_come_is_told_so__nothing_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_body_gets_408_and_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REQUEST_MS_MAX", 50)
 
     async def main() -> None:
-        async with api() as asked:
-            reply = await asked.ask("POST", "/v1/tenants", pieces=[])
+        async with api() as client:
+            reply = await client.ask("POST", "/v1/tenants", pieces=[])
             assert (reply.status, reply.json["code"]) == (408, "timeout") and "nothing was done" in reply.json["cure"]
 
     asyncio.run(main())
 
 
-class Stuck:
-    """An authority that writes nothing: its disk is full, and says so at once; or says nothing."""
+class StuckAuthority:
+    """An authority that cannot write: its disk is full and it refuses at once, or it never answers."""
 
     def __init__(self, leading: Any, *, silent: bool) -> None:
-        self._leading, self._silent, self.asked = leading, silent, 0
+        self._leading, self._silent, self.calls = leading, silent, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._leading, name)
 
     async def submit(self, operations: Any, /) -> Any:
-        self.asked += 1
+        self.calls += 1
         if self._silent:
             await asyncio.Event().wait()
         raise Overloaded(50, "no room to write; nothing was applied: free space there")
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_while_nothing_can_be_written_every_call_is_answered_in_time(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_gets_answer_in_time_while_authority_is_stuck(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """L14: within ten seconds, of which the authority has eight; here a tenth of that."""
     assert at_desk.AUTHORITY_DEADLINE_MS <= 8_000 < 10_000
     monkeypatch.setattr(at_desk, "AUTHORITY_DEADLINE_MS", 800)
     monkeypatch.setattr(at_desk, "AUTHORITY_RETRY_MS", 200)
 
     async def main() -> None:
-        async with api() as asked:
-            leads = asked.desk.standby.leading
-            stuck = Stuck(leads, silent=silent)
-            asked.desk.standby.leading = stuck  # type: ignore[assignment]
+        async with api() as client:
+            leads = client.server.standby.leading
+            stuck = StuckAuthority(leads, silent=silent)
+            client.server.standby.leading = stuck  # type: ignore[assignment]
             began = asyncio.get_running_loop().time()
-            reply = await asked.ask("POST", "/v1/tenants", tenant())
-            asked.desk.standby.leading = leads
+            reply = await client.ask("POST", "/v1/tenants", tenant())
+            client.server.standby.leading = leads
             assert asyncio.get_running_loop().time() - began < 1.2
             assert reply.status in (503, 504), reply
-            assert stuck.asked >= 2, "it was asked again while there was time"
+            assert stuck.calls >= 2, "the claim was retried while time was left"
 
     asyncio.run(main())
 
 
-def test_without_an_authority_nothing_is_promised() -> None:
+def test_server_without_authority_gets_503() -> None:
     async def main() -> None:
-        async with api(lead=False) as asked:
-            ready = await asked.get("/readyz")
+        async with api(lead=False) as client:
+            ready = await client.get("/readyz")
             assert (ready.status, ready.json["code"]) == (503, "unavailable") and "authority" in ready.json["detail"]
             assert int(ready.headers["retry-after"]) >= 1
-            assert (await asked.get("/healthz")).status == 200
-            # Who asks is not known before the tokens have been read: nobody is refused for that.
+            assert (await client.get("/healthz")).status == 200
+            # Before the tokens have been read no caller can be authenticated, so none is refused for that.
             for method, path, body in (("GET", "/v1/status", None), ("POST", "/v1/tenants", tenant())):
-                told = await asked.ask(method, path, body)
-                assert (told.status, told.json["code"]) == (503, "unavailable") and "retry-after" in told.headers
+                reply_ = await client.ask(method, path, body)
+                assert (reply_.status, reply_.json["code"]) == (503, "unavailable") and "retry-after" in reply_.headers
 
     asyncio.run(main())
 
 
-def test_what_is_merged_follows_rfc_7396() -> None:
+def test_merge_patch_follows_rfc_7396_appendix() -> None:
     """The examples of its appendix."""
     for target, patch, result in (
         ({"a": "b"}, {"a": "c"}, {"a": "c"}),
@@ -347,24 +347,24 @@ def depth(value: Any) -> int:
 
 
 @given(values)
-def test_what_is_json_is_read_as_it_is(value: Any) -> None:
+def test_strict_json_parser_agrees_with_json_and_counts_depth(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
     assert nesting_depth(text) == depth(value)
     assert parse_strict_json(text) == value
 
 
 @given(st.binary(max_size=200))
-def test_whatever_the_bytes_the_answer_is_a_value_or_a_failure(body: bytes) -> None:
+def test_arbitrary_bytes_parse_or_get_400(body: bytes) -> None:
     try:
         parse_strict_json(body)
     except ApiProblem as failure:
         assert failure.document.status == 400 and failure.document.cure
 
 
-def test_workloads_of_a_tenant_that_is_not_there_are_refused() -> None:
+def test_workload_of_unknown_tenant_is_refused() -> None:
     async def main() -> None:
-        async with api() as asked:
-            reply = await asked.ask("POST", "/v1/tenants/nobody/workloads", workload("web", "nobody"))
+        async with api() as client:
+            reply = await client.ask("POST", "/v1/tenants/nobody/workloads", workload("web", "nobody"))
             assert 400 <= reply.status < 500 and reply.json["cure"]
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Is everything that is served described, and is what is described a description that programs can read?"""
+"""OpenAPI document and API page: complete, valid, and in agreement with what the server answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from remit.model.manifests.reader import read
 from remit.serve.http.api_docs import render_page
 from remit.serve.http.openapi import EXAMPLE_MANIFESTS, openapi_document
 from remit.serve.http.route_table import ROUTES
-from tests.unit.serve.in_memory_server import Api, api, node, story, tenant, workload
+from tests.unit.serve.in_memory_server import Api, api, http_test, node, tenant, workload
 
 REFERENCE: dict[str, Any] = {
     "type": "object",
@@ -157,7 +157,7 @@ SHAPE: dict[str, Any] = {
         },
     },
 }
-"""What an OpenAPI 3.1 document is made of, as far as this one uses it; anything beyond is a mistake."""
+"""The parts of OpenAPI 3.1 that this document uses; anything else is an error."""
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def validator(document: dict[str, Any], name: str) -> jsonschema.Draft202012Vali
     return jsonschema.Draft202012Validator({**document, "$ref": f"#/components/schemas/{name}"})
 
 
-def test_the_document_has_the_shape_of_openapi_3_1(document: dict[str, Any]) -> None:
+def test_document_matches_openapi_3_1_schema(document: dict[str, Any]) -> None:
     jsonschema.Draft202012Validator.check_schema(SHAPE)
     problems = [
         f"{error.json_path}: {error.message[:200]}" for error in jsonschema.Draft202012Validator(SHAPE).iter_errors(document)
@@ -191,14 +191,14 @@ def test_the_document_has_the_shape_of_openapi_3_1(document: dict[str, Any]) -> 
     assert not problems, problems[:5]
 
 
-def test_every_route_is_described_once__and_nothing_else(document: dict[str, Any]) -> None:
-    told = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
-    assert told == {(route.method, route.path) for route in ROUTES}
+def test_every_route_is_described_exactly_once(document: dict[str, Any]) -> None:
+    described = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert described == {(route.method, route.path) for route in ROUTES}
     names = [one["operationId"] for methods in document["paths"].values() for one in methods.values()]
     assert len(names) == len(set(names)) == len(ROUTES)
 
 
-def test_every_reference_leads_somewhere__and_every_schema_is_used(document: dict[str, Any]) -> None:
+def test_every_reference_resolves_and_every_schema_is_used(document: dict[str, Any]) -> None:
     found = set(references(document))
     schemas = {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
     responses = {f"#/components/responses/{name}" for name in document["components"]["responses"]}
@@ -206,20 +206,22 @@ def test_every_reference_leads_somewhere__and_every_schema_is_used(document: dic
     assert schemas - found == set()
 
 
-def test_each_variable_of_a_path_is_a_parameter_of_it(document: dict[str, Any]) -> None:
+def test_path_variables_are_parameters(document: dict[str, Any]) -> None:
     for path, methods in document["paths"].items():
-        wanted = re.findall(r"\{(\w+)\}", path)
-        for told in methods.values():
-            assert [one["name"] for one in told.get("parameters", ()) if one["in"] == "path"] == wanted, path
+        expected = re.findall(r"\{(\w+)\}", path)
+        for operation in methods.values():
+            assert [one["name"] for one in operation.get("parameters", ()) if one["in"] == "path"] == expected, path
 
 
-def test_open_routes_need_no_token__and_only_those(document: dict[str, Any]) -> None:
-    without = {path for path, methods in document["paths"].items() for told in methods.values() if told.get("security") == []}
+def test_only_open_routes_need_no_token(document: dict[str, Any]) -> None:
+    without = {
+        path for path, methods in document["paths"].items() for operation in methods.values() if operation.get("security") == []
+    }
     assert without == {"/healthz", "/readyz", "/openapi.json", "/docs", "/v1/ca"}
     assert document["security"] == [{"token": []}]
 
 
-def test_limits_defaults_and_discriminators_are_told(document: dict[str, Any]) -> None:
+def test_limits_defaults_and_discriminators_are_described(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     parameters = {one["name"]: one for one in document["paths"]["/v1/nodes"]["get"]["parameters"]}
     assert parameters["limit"]["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 500}
@@ -233,7 +235,7 @@ def test_limits_defaults_and_discriminators_are_told(document: dict[str, Any]) -
 
 
 @pytest.mark.parametrize("kind", objects.DECLARED)
-def test_the_example_of_each_kind_is_taken_by_the_reader_and_by_the_schema(document: dict[str, Any], kind: str) -> None:
+def test_example_of_each_kind_passes_reader_and_schema(document: dict[str, Any], kind: str) -> None:
     sample = EXAMPLE_MANIFESTS[kind]
     assert not read(json.dumps(sample).encode(), "sample.json").problems
     validator(document, f"{kind}Manifest").validate(sample)
@@ -242,11 +244,11 @@ def test_the_example_of_each_kind_is_taken_by_the_reader_and_by_the_schema(docum
     assert not validator(document, f"{kind}Manifest").is_valid(wrong)
 
 
-@story
-async def test_what_is_answered_is_as_described(asked: Api) -> None:
-    document = (await asked.get("/openapi.json", token=None)).json
-    await asked.must("POST", "/v1/apply", [tenant(), node("n1"), workload("web", replicas=2)])
-    plans = await asked.must("POST", "/v1/plan", [workload("web", replicas=3), workload("api"), tenant("other")])
+@http_test
+async def test_answers_match_their_schemas(client: Api) -> None:
+    document = (await client.get("/openapi.json", token=None)).json
+    await client.must("POST", "/v1/apply", [tenant(), node("n1"), workload("web", replicas=2)])
+    plans = await client.must("POST", "/v1/plan", [workload("web", replicas=3), workload("api"), tenant("other")])
     answers = {
         "/v1/nodes": "NodeList",
         "/v1/nodes/n1": "Node",
@@ -259,18 +261,18 @@ async def test_what_is_answered_is_as_described(asked: Api) -> None:
         "/v1/status": "ScopeStatus",
     }
     for path, name in answers.items():
-        validator(document, name).validate((await asked.get(path)).json)
+        validator(document, name).validate((await client.get(path)).json)
     validator(document, "PlanAnswer").validate(plans)
-    capacity = await asked.must("POST", "/v1/capacity?count=3", workload("more"))
+    capacity = await client.must("POST", "/v1/capacity?count=3", workload("more"))
     validator(document, "CapacityAnswer").validate(capacity)
-    refused = await asked.get("/v1/tenants/acme/workloads/wep/explain")
+    refused = await client.get("/v1/tenants/acme/workloads/wep/explain")
     validator(document, "ProblemAnswer").validate(refused.json)
 
 
-# -- for people ----------------------------------------------------------------------------------------------------------------
+# -- HTML page -----------------------------------------------------------------------------------------------------------------
 
 
-class Read(HTMLParser):
+class PageParser(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.ids: list[str] = []
@@ -280,8 +282,8 @@ class Read(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        told = dict(attrs)
-        self.ids += [told["id"] or ""] if "id" in told else []
+        attributes = dict(attrs)
+        self.ids += [attributes["id"] or ""] if "id" in attributes else []
         self.links += [value or "" for name, value in attrs if name in ("href", "src")]
         if tag not in ("meta", "link", "br"):
             self.open.append(tag)
@@ -290,9 +292,9 @@ class Read(HTMLParser):
         assert self.open and self.open.pop() == tag, tag
 
 
-def test_the_page_has_an_anchor_for_each_route_and_asks_nobody_for_anything(document: dict[str, Any]) -> None:
+def test_page_has_anchor_per_route_and_loads_nothing_external(document: dict[str, Any]) -> None:
     text = render_page(document)
-    read_back = Read()
+    read_back = PageParser()
     read_back.feed(text)
     assert read_back.open == []
     assert len(read_back.ids) == len(set(read_back.ids))
@@ -304,31 +306,31 @@ def test_the_page_has_an_anchor_for_each_route_and_asks_nobody_for_anything(docu
     assert "url(" not in text and "@import" not in text
 
 
-def test_each_route_is_shown_with_a_command_that_a_shell_can_read(document: dict[str, Any]) -> None:
+def test_each_route_has_example_command_with_valid_shell_syntax(document: dict[str, Any]) -> None:
     text = render_page(document)
     examples = re.findall(r"<h4>Example</h4><pre>(.*?)</pre>", text, re.S)
     assert len(examples) == len(ROUTES)
     for example in examples:
-        words = shlex.split(html.unescape(example))
-        assert words[0] == "curl" and "{" not in next(word for word in words if word.startswith("$REMIT/"))
-        if "-d" in words:
-            json.loads(words[words.index("-d") + 1])
+        arguments = shlex.split(html.unescape(example))
+        assert arguments[0] == "curl" and "{" not in next(argument for argument in arguments if argument.startswith("$REMIT/"))
+        if "-d" in arguments:
+            json.loads(arguments[arguments.index("-d") + 1])
 
 
-def test_what_a_description_says_cannot_become_markup(document: dict[str, Any]) -> None:
+def test_descriptions_are_escaped_in_page(document: dict[str, Any]) -> None:
     evil = json.loads(json.dumps(document).replace("Read a Node.", "<script>alert(1)</script> & `<b>`."))
     text = render_page(evil)
     assert "<script>" not in text and "&lt;script&gt;" in text and "<code>&lt;b&gt;</code>" in text
 
 
-def test_both_are_open_to_whoever_has_no_token_and_locked_down() -> None:
+def test_docs_and_openapi_are_open_with_strict_content_security_policy() -> None:
     async def ask() -> None:
-        async with api() as asked:
-            docs = await asked.get("/docs", token=None)
+        async with api() as client:
+            docs = await client.get("/docs", token=None)
             assert (docs.status, docs.headers["content-type"]) == (200, "text/html; charset=utf-8")
             assert docs.headers["content-security-policy"].startswith("default-src 'none'")
             assert docs.body.startswith(b"<!doctype html>")
-            told = await asked.get("/openapi.json", token=None)
-            assert told.headers["content-type"] == "application/json" and told.json["openapi"] == "3.1.0"
+            openapi = await client.get("/openapi.json", token=None)
+            assert openapi.headers["content-type"] == "application/json" and openapi.json["openapi"] == "3.1.0"
 
     asyncio.run(ask())

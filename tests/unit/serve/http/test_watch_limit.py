@@ -1,4 +1,4 @@
-"""Does everybody who has no stream yet find a place, however many another has, and are agents never kept out by people?"""
+"""Watch limit: every caller without a stream gets one, however many others hold, and components are never refused."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import pytest
 
 from remit.serve.http.connection_limits import WatchLimit
 from remit.serve.http.replies import ApiProblem
-from tests.unit.serve.auth.test_access_control import ANN, BOB, people
+from tests.unit.serve.auth.test_access_control import ANN, BOB, create_users
 from tests.unit.serve.in_memory_server import TOKENS, api
 
 
-def taken(listeners: WatchLimit, flow: str, held: contextlib.ExitStack) -> int:
-    """How many it gets before it is refused."""
+def acquire_all(listeners: WatchLimit, flow: str, held: contextlib.ExitStack) -> int:
+    """Number of streams acquired before the first refusal."""
     for count in range(10_000):
         try:
             held.enter_context(listeners.slot(flow))
         except ApiProblem:
             return count
-    raise AssertionError("without end")
+    raise AssertionError("no limit")
 
 
-def test_a_flow_may_hold_as_many_as_are_free__so_another_always_finds_some() -> None:
-    """A30: one tenant opens all that it can."""
+def test_flow_may_hold_as_many_streams_as_are_free() -> None:
+    """A30: one tenant opens as many streams as it can."""
     listeners = WatchLimit(1_000)
     with contextlib.ExitStack() as held:
-        assert taken(listeners, "tenant flood", held) == 500
-        assert [taken(listeners, f"tenant {number}", held) for number in range(3)] == [250, 125, 63]
+        assert acquire_all(listeners, "tenant flood", held) == 500
+        assert [acquire_all(listeners, f"tenant {number}", held) for number in range(3)] == [250, 125, 63]
         with pytest.raises(ApiProblem) as refused:
             held.enter_context(listeners.slot("tenant flood"))
         document = refused.value.document
@@ -39,20 +39,20 @@ def test_a_flow_may_hold_as_many_as_are_free__so_another_always_finds_some() -> 
         with pytest.raises(ApiProblem) as full:
             held.enter_context(listeners.slot("one more"))
         assert full.value.document.code == "overloaded"
-    assert listeners.count == 0 and not listeners._held, "nothing is kept of who has left"
+    assert listeners.count == 0 and not listeners._held, "no state is left of closed streams"
 
 
-def test_one_tenant_watches_as_much_as_it_can__the_other_and_the_components_still_do() -> None:
+def test_tenant_with_maximum_watches_leaves_room_for_others_and_components() -> None:
     async def main() -> None:
-        async with api(watchers_max=8) as asked, contextlib.AsyncExitStack() as open_:
-            await people(asked)
+        async with api(watchers_max=8) as client, contextlib.AsyncExitStack() as open_:
+            await create_users(client)
 
             async def watch(token: str) -> int:
-                """The status of one more watch, which stays open if it is begun."""
+                """Status of one more watch, which stays open if it started."""
                 began: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-                task = asyncio.ensure_future(asked.ask("GET", "/v1/workloads?watch=true", token=token))
-                before = asked.desk.user_watches.count
-                while not task.done() and asked.desk.user_watches.count == before:  # noqa: ASYNC110 - nothing tells of it
+                task = asyncio.ensure_future(client.ask("GET", "/v1/workloads?watch=true", token=token))
+                before = client.server.user_watches.count
+                while not task.done() and client.server.user_watches.count == before:  # noqa: ASYNC110 - no event to wait for
                     await asyncio.sleep(0.002)
                 if task.done():
                     return task.result().status
@@ -68,8 +68,8 @@ def test_one_tenant_watches_as_much_as_it_can__the_other_and_the_components_stil
 
             assert [await watch(ANN) for _ in range(6)] == [200] * 4 + [429] * 2
             assert [await watch(BOB) for _ in range(3)] == [200] * 2 + [429]
-            with asked.desk.watch_slot(asked.desk.tokens.authenticate(f"Bearer {TOKENS['agent']}")):
-                assert asked.desk.component_watches.count == 1
-        assert asked.desk.open_watches == 0
+            with client.server.watch_slot(client.server.tokens.authenticate(f"Bearer {TOKENS['agent']}")):
+                assert client.server.component_watches.count == 1
+        assert client.server.open_watches == 0
 
     asyncio.run(main())

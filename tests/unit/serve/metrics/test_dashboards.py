@@ -1,4 +1,4 @@
-"""Do alerts, dashboard and scrape configuration ask for what there is? Each metric and label that they name is in the table."""
+"""Alerts, dashboard and scrape configuration refer only to metrics, labels and routes that exist."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from remit.serve.http.route_table import ROUTES
 from remit.serve.metrics.exposition import METRICS
 from tests.tidy.source_tree import ROOT
 
-PLACE = ROOT / "deploy" / "prometheus"
+CONFIG_DIR = ROOT / "deploy" / "prometheus"
 NAME = re.compile(r"\bremit_[a-z_]+")
 SELECTOR = re.compile(r"\b(remit_[a-z_]+)\{([^}]*)\}")
 GROUPING = re.compile(r"by \(([a-z_, ]*)\)")
 
 
 def yaml(name: str) -> Any:
-    return YAML(typ="safe", pure=True).load((PLACE / name).read_text())
+    return YAML(typ="safe", pure=True).load((CONFIG_DIR / name).read_text())
 
 
 def alerts() -> list[dict[str, Any]]:
@@ -28,11 +28,11 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def panels() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((PLACE / "grafana-remit.json").read_text())["panels"]
+    found: list[dict[str, Any]] = json.loads((CONFIG_DIR / "grafana-remit.json").read_text())["panels"]
     return found
 
 
-def asked() -> list[str]:
+def expressions() -> list[str]:
     return [rule["expr"] for rule in alerts()] + [target["expr"] for panel in panels() for target in panel["targets"]]
 
 
@@ -43,8 +43,8 @@ def meter(name: str) -> str:
     return name
 
 
-@pytest.mark.parametrize("expression", asked())
-def test_every_metric_and_label_that_is_asked_for_is_told(expression: str) -> None:
+@pytest.mark.parametrize("expression", expressions())
+def test_expressions_use_known_metrics_and_labels(expression: str) -> None:
     names = [meter(name) for name in NAME.findall(expression)]
     assert names and not [name for name in names if name not in METRICS]
     for name, selector in SELECTOR.findall(expression):
@@ -56,25 +56,25 @@ def test_every_metric_and_label_that_is_asked_for_is_told(expression: str) -> No
     assert expression.count("(") == expression.count(")") and expression.count("{") == expression.count("}")
     for name in NAME.findall(expression):
         if METRICS[meter(name)].type == "counter":
-            assert re.search(rf"(rate|increase)\({name}", expression), f"{name} only ever grows: ask for its rate"
+            assert re.search(rf"(rate|increase)\({name}", expression), f"{name} is a counter: use its rate"
 
 
-def test_every_alert_says_what_it_means_and_what_to_do() -> None:
+def test_every_alert_has_summary_fix_and_severity() -> None:
     assert len(alerts()) >= 5
     for rule in alerts():
         assert rule["annotations"]["summary"] and rule["annotations"]["cure"] and rule["labels"]["severity"] in ("page", "warn")
 
 
-def test_panels_have_numbers_titles_and_places_of_their_own() -> None:
+def test_panels_have_unique_ids_titles_and_positions() -> None:
     assert len({panel["id"] for panel in panels()}) == len({panel["title"] for panel in panels()}) == len(panels())
     places = {(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels()}
     assert len(places) == len(panels())
 
 
-def test_what_is_scraped_is_served() -> None:
+def test_scraped_paths_are_served() -> None:
     paths = {route.path for route in ROUTES}
     jobs = {job["job_name"]: job for job in yaml("prometheus.yml")["scrape_configs"]}
-    assert "/metrics" in paths  # Prometheus' own default
+    assert "/metrics" in paths  # Prometheus' default
     for job in jobs.values():
         for found in job.get("http_sd_configs", ()):
             assert re.sub(r"^https://[^/]+|\?.*$", "", found["url"]) in paths

@@ -1,4 +1,4 @@
-"""How long do replicas take to come to a place? Also one that was over before that it runs could be told."""
+"""Lifecycle metrics: start durations, including replicas that finish before `running` is reported."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remit.serve.metrics.lifecycle_metrics import LifecycleMetrics
 from tests.unit.world.virtual_world import VirtualClock, run_virtually
 
 
-class Deaf:
+class NoCache:
     def subscribe(self, _: object) -> None:
         return
 
@@ -24,12 +24,12 @@ def at(phase: Phase) -> Replica:
 
 
 @pytest.mark.parametrize("then", [(Phase.RUNNING, Phase.FINISHED), (Phase.FINISHED,)])
-def test_a_start_counts_once_whether_it_was_told_to_run_or_was_quicker(then: tuple[Phase, ...]) -> None:
-    async def scene() -> None:
-        passages = LifecycleMetrics(cast(Any, Deaf()), VirtualClock())
+def test_start_is_counted_once_with_or_without_running_phase(then: tuple[Phase, ...]) -> None:
+    async def scenario() -> None:
+        metrics = LifecycleMetrics(cast(Any, NoCache()), VirtualClock())
         rows = [None, *(at(phase) for phase in (Phase.PENDING, Phase.BOUND, Phase.STARTING, *then, Phase.RELEASED))]
         for old, new in pairwise(rows):
-            passages.on_change("replica/t/a-0", old, new)
-        assert sum(passages.start_durations.counts) == 1
+            metrics.on_change("replica/t/a-0", old, new)
+        assert sum(metrics.start_durations.counts) == 1
 
-    run_virtually(scene())
+    run_virtually(scenario())

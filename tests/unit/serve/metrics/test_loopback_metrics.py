@@ -1,4 +1,4 @@
-"""Does a part without an API tell what it counts, on its own machine and nowhere else?"""
+"""Metrics of components without an API: served on loopback only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from remit.world.interfaces import ListenFailed
 from remit.world.net.connections import ListenAddress
 
 
-def told() -> list[Sample]:
+def samples() -> list[Sample]:
     took = Histogram((1, 2))
     took.add(1.5)
     counts = BoundedCounter(("begun",))
@@ -22,8 +22,8 @@ def told() -> list[Sample]:
     return [Sample("remit_agent_starts_total", counts["begun"], ("begun",)), Sample("remit_agent_fetch_duration_seconds", took)]
 
 
-def test_metrics_are_told_at_one_path_and_nothing_else_is() -> None:
-    def look(url: str) -> None:
+def test_metrics_are_served_at_one_path_only() -> None:
+    def fetch(url: str) -> None:
         body = urllib.request.urlopen(url, timeout=10).read().decode()
         assert 'remit_agent_starts_total{result="begun"} 3.0' in body
         assert 'remit_agent_fetch_duration_seconds_bucket{le="2.0"} 1.0' in body
@@ -33,23 +33,23 @@ def test_metrics_are_told_at_one_path_and_nothing_else_is() -> None:
         refused.value.close()
 
     async def main() -> None:
-        async with serve_metrics(MetricsRegistry(told), ListenAddress("127.0.0.1", 0)) as url:
-            await asyncio.to_thread(look, url)
+        async with serve_metrics(MetricsRegistry(samples), ListenAddress("127.0.0.1", 0)) as url:
+            await asyncio.to_thread(fetch, url)
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::"])
-def test_nobody_elsewhere_is_answered_without_a_token(host: str) -> None:
+def test_listening_beyond_loopback_requires_token(host: str) -> None:
     async def main() -> None:
-        async with serve_metrics(MetricsRegistry(told), ListenAddress(host, 0)):
-            pytest.fail("it listens")
+        async with serve_metrics(MetricsRegistry(samples), ListenAddress(host, 0)):
+            pytest.fail("it must not listen")
 
     with pytest.raises(ListenFailed, match="token"):
         asyncio.run(main())
 
 
-def test_a_sample_that_is_in_no_table_is_a_bug() -> None:
+def test_unknown_or_mistyped_sample_raises() -> None:
     with pytest.raises(KeyError):
         MetricsRegistry(lambda: [Sample("remit_made_up", 1)]).render()
     with pytest.raises(TypeError):

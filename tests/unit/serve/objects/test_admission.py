@@ -1,4 +1,4 @@
-"""What does somebody see over HTTP who asks for what is reserved, forbidden, too much, or no number at all?"""
+"""Admission over HTTP: reserved labels, policies, limits, request rates and invalid numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remit.model.identity import token_digest
 from remit.model.wire.exec_frames import MEDIA_TYPE, ExecFrameType, ExecStart, encode_frame
 from remit.serve.http import fair_queue
 from remit.serve.http.fair_queue import Rate
-from tests.unit.serve.in_memory_server import Api, story, tenant, workload
+from tests.unit.serve.in_memory_server import Api, http_test, tenant, workload
 
 WORKLOADS = "/v1/tenants/acme/workloads"
 NUMBERS = (b"NaN", b"Infinity", b"1e999", b"-1", b"9223372036854775808", b"9" * 5_000)
@@ -26,8 +26,8 @@ def rank(name: str, value: int) -> dict[str, Any]:
     return {"apiVersion": "remit/v1", "kind": "PriorityClass", "metadata": {"name": name}, "spec": {"value": value}}
 
 
-@story
-async def test_a_system_label_or_priority_is_forbidden_at_every_door(api: Api) -> None:
+@http_test
+async def test_reserved_label_or_priority_gets_403_on_every_route(api: Api) -> None:
     """A19."""
     await api.must("POST", "/v1/tenants", tenant())
     marked = workload("w", labels={"remit/dedicated": "system"})
@@ -44,8 +44,8 @@ async def test_a_system_label_or_priority_is_forbidden_at_every_door(api: Api) -
     assert (await api.get(f"{WORKLOADS}/w")).status == 404
 
 
-@story
-async def test_what_a_policy_forbids_is_told_with_its_field_its_reason_and_what_is_allowed(api: Api) -> None:
+@http_test
+async def test_policy_refusal_names_field_reason_and_allowed_values(api: Api) -> None:
     """A19: a class that is above what policy allows its author."""
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", "/v1/priorityclasses", rank("vip", 500))
@@ -61,14 +61,14 @@ async def test_what_a_policy_forbids_is_told_with_its_field_its_reason_and_what_
     await api.must("POST", WORKLOADS, workload("w"))
 
 
-@story
-async def test_what_is_given_by_policy_does_not_stand_in_the_way_of_reading_changing_and_sending_back(api: Api) -> None:
+@http_test
+async def test_policy_defaults_do_not_interfere_with_patch_and_apply(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", "/v1/priorityclasses", rank("vip", 500))
     await api.must("POST", "/v1/policies", policy({"priorityClass": "vip", "defaults": {"stopGrace": "5s"}}))
     made = await api.must("POST", WORKLOADS, workload("w"))
-    (told,) = made["status"]["conditions"]
-    assert told["type"] == "ByPolicy" and "priorityClass vip by policy p" in told["message"]
+    (condition,) = made["status"]["conditions"]
+    assert condition["type"] == "ByPolicy" and "priorityClass vip by policy p" in condition["message"]
     merge = {"content-type": "application/merge-patch+json"}
     patched = await api.must("PATCH", f"{WORKLOADS}/w", {"spec": {"replicas": 2}}, headers=merge)
     assert patched["metadata"]["generation"] == 2 and "priorityClass" not in patched["spec"]
@@ -78,14 +78,14 @@ async def test_what_is_given_by_policy_does_not_stand_in_the_way_of_reading_chan
     assert kept["spec"]["spec"]["priorityClass"] == "vip"
 
 
-@story
-async def test_an_owner_of_another_tenant_is_refused(api: Api) -> None:
+@http_test
+async def test_owner_in_other_tenant_is_refused(api: Api) -> None:
     """A18."""
     for name in ("acme", "other"):
         await api.must("POST", "/v1/tenants", tenant(name))
-    theirs = await api.must("POST", "/v1/tenants/other/workloads", workload("boss", "other"))
+    other_workload = await api.must("POST", "/v1/tenants/other/workloads", workload("boss", "other"))
     for owner in (
-        {"kind": "Workload", "name": "boss", "uid": theirs["metadata"]["uid"]},
+        {"kind": "Workload", "name": "boss", "uid": other_workload["metadata"]["uid"]},
         {"kind": "Tenant", "name": "other"},
         {"kind": "Policy", "name": "p"},
     ):
@@ -95,8 +95,8 @@ async def test_an_owner_of_another_tenant_is_refused(api: Api) -> None:
         assert (reply.status, reply.json["code"], reply.json["field"]) == (422, "invalid", "metadata.owners"), reply.json
 
 
-@story
-async def test_a_body_of_another_tenant_than_the_path_is_refused(api: Api) -> None:
+@http_test
+async def test_body_with_other_tenant_than_path_is_refused(api: Api) -> None:
     """A16."""
     for name in ("acme", "other"):
         await api.must("POST", "/v1/tenants", tenant(name))
@@ -107,11 +107,11 @@ async def test_a_body_of_another_tenant_than_the_path_is_refused(api: Api) -> No
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:12].decode())
-def test_what_is_no_number_that_can_be_kept_is_refused_as_one(number: bytes) -> None:
-    """A25: at every door, and for every sort of number."""
+def test_unrepresentable_number_gets_422_on_every_route(number: bytes) -> None:
+    """A25: on every route, and for every kind of number."""
 
-    @story
-    async def told(api: Api) -> None:
+    @http_test
+    async def scenario(api: Api) -> None:
         await api.must("POST", "/v1/tenants", tenant())
         head = b'{"apiVersion":"remit/v1","kind":"Workload","metadata":{"name":"w","tenant":"acme"},"spec":{"type":"service",'
         bodies = (
@@ -126,19 +126,19 @@ def test_what_is_no_number_that_can_be_kept_is_refused_as_one(number: bytes) -> 
             assert (reply.status, reply.json["code"]) == (422, "invalid"), reply.json
             assert reply.json["detail"] and reply.json["cure"]
 
-    told()
+    scenario()
 
 
-@story
-async def test_ten_thousand_terms_in_a_body_and_signs_that_a_pattern_could_stumble_over_are_refused_at_once(api: Api) -> None:
-    """A33: patterns are our own, and each has a bound on what it is asked of."""
+@http_test
+async def test_ten_thousand_terms_and_hostile_patterns_are_refused_quickly(api: Api) -> None:
+    """A33: patterns are Remit's own, and the input of each is bounded."""
     await api.must("POST", "/v1/tenants", tenant())
     many = {f"k{at}": "v" for at in range(10_000)}
-    stumbling = ("a" * 50_000 + "!", "a-" * 20_000, "a." * 20_000 + "/", "-" * 50_000, "a/" * 20_000)
+    hostile = ("a" * 50_000 + "!", "a-" * 20_000, "a." * 20_000 + "/", "-" * 50_000, "a/" * 20_000)
     bodies = [workload("w", placement={"nodeSelector": many}), workload("w", labels=many)]
-    bodies += [workload("w", labels={text: "v"}) for text in stumbling]
-    bodies += [workload("w", labels={"k": text}) for text in stumbling]
-    bodies += [workload(text) for text in stumbling]
+    bodies += [workload("w", labels={text: "v"}) for text in hostile]
+    bodies += [workload("w", labels={"k": text}) for text in hostile]
+    bodies += [workload(text) for text in hostile]
     for body in bodies:
         began = time.process_time()
         reply = await api.ask("POST", WORKLOADS, body)
@@ -147,8 +147,8 @@ async def test_ten_thousand_terms_in_a_body_and_signs_that_a_pattern_could_stumb
         assert took_s < 3, f"{took_s} s for {str(body)[:60]}"
 
 
-@story
-async def test_a_limit_is_told_with_its_figure_and_its_cure(api: Api) -> None:
+@http_test
+async def test_limit_refusal_names_figure_and_field(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant(limits={"workloads": 1}))
     await api.must("POST", WORKLOADS, workload("a"))
     reply = await api.ask("POST", WORKLOADS, workload("b"))
@@ -156,64 +156,62 @@ async def test_a_limit_is_told_with_its_figure_and_its_cure(api: Api) -> None:
     assert "uses 1 of 1 workloads" in reply.json["detail"] and "spec.limits.workloads" in reply.json["detail"]
 
 
-def test_a_flood_is_refused_before_its_body_is_judged__and_the_connection_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A35, F41: with which header and which words; the whole of it is in tests/integration/serve/test_flood.py."""
+def test_flood_is_refused_before_body_is_parsed_and_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A35, F41: the header and the wording; the complete test is tests/integration/serve/test_flood.py."""
     monkeypatch.setattr(fair_queue, "flow_of", lambda *_: ("tenant acme", "acme"))
     monkeypatch.setattr(fair_queue, "tenant_rate", lambda *_: Rate(1, 3))
 
-    @story
-    async def told(api: Api) -> None:
+    @http_test
+    async def scenario(api: Api) -> None:
         replies = [await api.ask("POST", WORKLOADS, b"{") for _ in range(4)]
         assert [reply.status for reply in replies] == [400, 400, 400, 429]
         last = replies[-1]
         assert last.json["code"] == "throttled" and "1 requests per second" in last.json["detail"] and last.json["cure"]
         assert int(last.headers["retry-after"]) >= 1
-        assert last.headers.get("connection") != "close", "the body was small: it was read, and the next request may come"
-        assert (await api.get("/v1/tenants")).status == 200, "a cheap read draws nothing"
+        assert last.headers.get("connection") != "close", "a small body is read, so the connection stays usable"
+        assert (await api.get("/v1/tenants")).status == 200, "a cheap read costs nothing"
         chunked = await api.ask("POST", WORKLOADS, pieces=[b"{" * 50_000])
         assert chunked.status == 429
         large = await api.ask("POST", WORKLOADS, b"{" * 100_000)
         assert large.status == 429 and large.headers["connection"] == "close"
 
-    told()
+    scenario()
 
 
-@pytest.mark.parametrize(("method", "what"), [("GET", "logs"), ("GET", "logs?follow=true"), ("POST", "exec")])
-def test_whatever_opens_a_connection_to_an_agent_draws_on_the_rate(
-    method: str, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A35: else a viewer's loop over logs would have the server, its audit and the agents to itself."""
+@pytest.mark.parametrize(("method", "resource"), [("GET", "logs"), ("GET", "logs?follow=true"), ("POST", "exec")])
+def test_logs_and_exec_count_against_request_rate(method: str, resource: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A35: otherwise a loop over logs by a viewer would occupy the server, its audit log and the agents."""
     monkeypatch.setattr(fair_queue, "flow_of", lambda *_: ("tenant acme", "acme"))
     monkeypatch.setattr(fair_queue, "tenant_rate", lambda *_: Rate(1, 10))
 
-    @story
-    async def told(api: Api) -> None:
+    @http_test
+    async def scenario(api: Api) -> None:
         begin = encode_frame(ExecFrameType.START, ExecStart(("id",))) if method == "POST" else None
         headers = {"Content-Type": MEDIA_TYPE} if method == "POST" else {}
-        path = f"/v1/tenants/acme/replicas/none/{what}"
+        path = f"/v1/tenants/acme/replicas/none/{resource}"
         replies = [await api.ask(method, path, begin, headers=headers) for _ in range(3)]
         assert [reply.status for reply in replies] == [404, 404, 429]
         assert replies[-1].json["code"] == "throttled" and int(replies[-1].headers["retry-after"]) >= 1
 
-    told()
+    scenario()
 
 
-def test_a_body_that_is_not_announced_costs_as_much_as_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A35: else whoever floods would leave the length out."""
+def test_chunked_body_costs_as_much_as_announced_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A35: otherwise a flood would omit the length."""
     monkeypatch.setattr(fair_queue, "flow_of", lambda *_: ("tenant acme", "acme"))
     monkeypatch.setattr(fair_queue, "tenant_rate", lambda *_: Rate(1, 20))
 
-    @story
-    async def told(api: Api) -> None:
+    @http_test
+    async def scenario(api: Api) -> None:
         many = b"[" + b" " * 200_000 + b"]"
         assert (await api.ask("POST", "/v1/apply", pieces=[many])).status == 422
         assert (await api.ask("POST", "/v1/apply", b"[]")).status == 429
 
-    told()
+    scenario()
 
 
-@story
-async def test_who_has_very_many_replicas_made_pays_with_what_comes_next(api: Api) -> None:
+@http_test
+async def test_creating_many_replicas_is_charged_to_tenants_rate(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant(limits={"requestsPerSecond": 1, "requestsBurst": 50}))
     member = "a-token-of-ann-of-acme"
     spec = {
@@ -225,11 +223,11 @@ async def test_who_has_very_many_replicas_made_pays_with_what_comes_next(api: Ap
     }
     await api.must("POST", "/v1/tokens", {"apiVersion": "remit/v1", "kind": "Token", "metadata": {"name": "ann"}, "spec": spec})
     async with asyncio.timeout(10):
-        while (await api.get(WORKLOADS, token=member)).status == 401:  # noqa: ASYNC110 - nothing tells of it
+        while (await api.get(WORKLOADS, token=member)).status == 401:  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.01)
     assert (await api.ask("POST", WORKLOADS, workload("few", replicas=5), token=member)).status == 201
     tried = await api.ask("POST", f"{WORKLOADS}?dryRun=true", workload("many", replicas=5_000), token=member)
-    assert tried.status == 200, "and what is only tried makes none"
+    assert tried.status == 200, "a dry run creates none"
     assert (await api.ask("POST", WORKLOADS, workload("many", replicas=5_000), token=member)).status == 201
     reply = await api.ask("POST", WORKLOADS, workload("next"), token=member)
     assert (reply.status, reply.json["code"]) == (429, "throttled") and int(reply.headers["retry-after"]) > 20

@@ -1,4 +1,4 @@
-"""Are many manifests applied together: all judged first, in an order that works, each answered, and safely again?"""
+"""Apply of many manifests: all validated first, ordered by dependency, answered one by one, and safe to retry."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from remit.model.metadata import Condition
 from remit.serve.http.bodies import PROBLEMS_MAX, split_manifests, validate_manifests
 from remit.serve.http.replies import ApiProblem
 from remit.serve.objects.writes import apply_order
-from tests.unit.serve.diagnostics.test_diagnostic_routes import acting, must
-from tests.unit.serve.in_memory_server import Api, node, story, tenant, workload
+from tests.unit.serve.diagnostics.test_diagnostic_routes import acquire_role, submit_accepted
+from tests.unit.serve.in_memory_server import Api, http_test, node, tenant, workload
 
 
-def lines(*things: Any) -> bytes:
-    return b"\n".join(json.dumps(thing).encode() for thing in things)
+def lines(*manifests: Any) -> bytes:
+    return b"\n".join(json.dumps(manifest).encode() for manifest in manifests)
 
 
-@story
-async def test_what_depends_on_others_may_stand_before_them(api: Api) -> None:
-    things = [workload("web"), tenant(), node("n1")]
-    done = await api.must("POST", "/v1/apply", things)
+@http_test
+async def test_manifests_may_precede_their_dependencies(api: Api) -> None:
+    manifests = [workload("web"), tenant(), node("n1")]
+    done = await api.must("POST", "/v1/apply", manifests)
     assert [(one["kind"], one["action"]) for one in done["results"]] == [
         ("Workload", "created"),
         ("Tenant", "created"),
         ("Node", "created"),
     ]
     assert done["results"][0]["generation"] == 1 and done["results"][0]["tenant"] == "acme"
-    again = await api.must("POST", "/v1/apply", things)
+    again = await api.must("POST", "/v1/apply", manifests)
     assert {one["action"] for one in again["results"]} == {"unchanged"}
     assert again["results"][0]["revision"] == done["results"][0]["revision"]
     changed = await api.must("POST", "/v1/apply", [workload("web", replicas=4), tenant(), node("n1")])
@@ -41,8 +41,8 @@ async def test_what_depends_on_others_may_stand_before_them(api: Api) -> None:
     assert changed["results"][0]["generation"] == 2
 
 
-@story
-async def test_manifests_come_in_an_array_a_line_each_or_over_many_lines(api: Api) -> None:
+@http_test
+async def test_manifests_may_be_array_lines_or_concatenated_documents(api: Api) -> None:
     for index, body in enumerate(
         (
             json.dumps([tenant("a0"), tenant("b0")]).encode(),
@@ -52,17 +52,17 @@ async def test_manifests_come_in_an_array_a_line_each_or_over_many_lines(api: Ap
         )
     ):
         done = await api.must("POST", "/v1/apply", body, headers={"content-type": "application/x-ndjson"})
-        wanted = [f"a{index}", f"b{index}"] if index < 3 else ["a3"]
-        assert [one["name"] for one in done["results"]] == wanted
+        expected = [f"a{index}", f"b{index}"] if index < 3 else ["a3"]
+        assert [one["name"] for one in done["results"]] == expected
 
 
-@story
-async def test_one_problem_and_nothing_is_applied(api: Api) -> None:
+@http_test
+async def test_one_invalid_manifest_prevents_whole_apply(api: Api) -> None:
     wrong = workload("web", replicas=-3)
     reply = await api.ask("POST", "/v1/apply", [tenant(), wrong, {"kind": "Nothing"}])
     assert (reply.status, reply.json["code"]) == (422, "invalid")
-    told = {(problem["manifest"], problem["field"]) for problem in reply.json["problems"]}
-    assert (1, "spec.replicas") in told and (2, "kind") in told
+    problems = {(problem["manifest"], problem["field"]) for problem in reply.json["problems"]}
+    assert (1, "spec.replicas") in problems and (2, "kind") in problems
     assert (await api.get("/v1/tenants/acme")).status == 404
     twice = await api.ask("POST", "/v1/apply", lines(tenant(), tenant()))
     assert (twice.status, twice.json["field"]) == (422, "metadata.name")
@@ -70,23 +70,23 @@ async def test_one_problem_and_nothing_is_applied(api: Api) -> None:
     assert (key_twice.status, key_twice.json["code"]) == (400, "malformed")
 
 
-@story
-async def test_what_the_authority_refuses_is_told_of_each(api: Api) -> None:
+@http_test
+async def test_refusals_of_authority_are_reported_per_manifest(api: Api) -> None:
     done = await api.must("POST", "/v1/apply", [workload("web", "nobody"), tenant()])
     first, second = done["results"]
     assert first["action"] == "refused" and first["problem"]["code"] and first["problem"]["cure"]
     assert second["action"] == "created"
 
 
-@story
-async def test_a_dry_run_applies_nothing(api: Api) -> None:
+@http_test
+async def test_dry_run_of_apply_writes_nothing(api: Api) -> None:
     done = await api.must("POST", "/v1/apply?dryRun=true", [tenant(), workload("web")])
     assert [one["action"] for one in done["results"]] == ["created", "created"]
     assert (await api.get("/v1/tenants/acme")).status == 404
 
 
-@story
-async def test_only_if_unchanged_since(api: Api) -> None:
+@http_test
+async def test_if_unchanged_refuses_apply_after_any_change(api: Api) -> None:
     done = await api.must("POST", "/v1/apply", [tenant(), workload("web")])
     seen = done["revision"]
     fine = await api.must("POST", f"/v1/apply?ifUnchanged={seen}", [workload("web", replicas=2), workload("new")])
@@ -102,23 +102,25 @@ async def test_only_if_unchanged_since(api: Api) -> None:
     assert (ahead.status, ahead.json["field"]) == (400, "ifUnchanged")
 
 
-@story
-async def test_what_controllers_say_of_an_object_is_no_change_of_it(api: Api) -> None:
+@http_test
+async def test_status_conditions_do_not_count_as_change(api: Api) -> None:
     seen = (await api.must("POST", "/v1/apply", [tenant(), workload("web")]))["revision"]
-    said = Condition(type="Ready", status="False", reason="Creating", observed_generation=1)
-    await must(api, await acting(api, Role.WORKLOADS), SetCondition("Workload", "web", said, "acme"))
+    ready_condition = Condition(type="Ready", status="False", reason="Creating", observed_generation=1)
+    await submit_accepted(
+        api, await acquire_role(api, Role.WORKLOADS), SetCondition("Workload", "web", ready_condition, "acme")
+    )
     now = (await api.get("/v1/tenants/acme/workloads/web")).json
     assert now["metadata"]["revision"] > seen and now["status"]["conditions"]
     done = await api.must("POST", f"/v1/apply?ifUnchanged={seen}", [workload("web", replicas=2)])
     assert [one["action"] for one in done["results"]] == ["replaced"]
 
 
-@story
-async def test_the_same_apply_under_its_id_undoes_nobody(api: Api) -> None:
-    """Its answer was lost, and somebody else has changed the object since."""
+@http_test
+async def test_retried_apply_under_same_id_does_not_undo_later_changes(api: Api) -> None:
+    """The first answer was lost, and another client has changed the object since."""
     await api.must("POST", "/v1/apply", [tenant()])
-    stands = (await api.get("/v1/status")).json
-    mine = {"Remit-Operation-Id": f"{stands['incarnation']}.{stands['window']}.batch"}
+    status = (await api.get("/v1/status")).json
+    mine = {"Remit-Operation-Id": f"{status['incarnation']}.{status['window']}.batch"}
     first = await api.must("POST", "/v1/apply", [workload("web", replicas=2)], headers=mine)
     await api.must("PUT", "/v1/tenants/acme/workloads/web", workload("web", replicas=9))
     again = await api.must("POST", "/v1/apply", [workload("web", replicas=2)], headers=mine)
@@ -126,16 +128,16 @@ async def test_the_same_apply_under_its_id_undoes_nobody(api: Api) -> None:
     assert (await api.get("/v1/tenants/acme/workloads/web")).json["spec"]["replicas"] == 9
 
 
-@story
-async def test_many_manifests_are_more_than_one_file_may_hold(api: Api) -> None:
-    things = [tenant(), *(workload(f"w{i:04d}", labels={"pad": "x" * 60}) for i in range(4_000))]
-    body = lines(*things)
+@http_test
+async def test_apply_accepts_more_manifests_than_one_file_may_hold(api: Api) -> None:
+    manifests = [tenant(), *(workload(f"w{i:04d}", labels={"pad": "x" * 60}) for i in range(4_000))]
+    body = lines(*manifests)
     assert len(body) > 1 << 20
     done = await api.must("POST", "/v1/apply", body)
     assert len(done["results"]) == 4_001 and {one["action"] for one in done["results"]} == {"created"}
 
 
-def test_owners_go_before_what_they_own() -> None:
+def test_owners_are_applied_before_owned_objects() -> None:
     config: dict[str, Any] = {
         "apiVersion": "remit/v1",
         "kind": "Config",
@@ -147,7 +149,7 @@ def test_owners_go_before_what_they_own() -> None:
     assert apply_order(found.objects) == [2, 1, 0]
 
 
-def test_who_owns_itself_in_a_circle_is_put_somewhere() -> None:
+def test_ownership_cycle_is_still_ordered() -> None:
     def config(name: str, owner: str) -> dict[str, Any]:
         meta = {"name": name, "tenant": "acme", "owners": [{"kind": "Config", "name": owner}]}
         return {"apiVersion": "remit/v1", "kind": "Config", "metadata": meta, "spec": {"data": {}}}
@@ -156,7 +158,7 @@ def test_who_owns_itself_in_a_circle_is_put_somewhere() -> None:
     assert sorted(apply_order(found.objects)) == [0, 1, 2]
 
 
-MUCH = 16 << 20
+BODY_BYTES = 16 << 20
 
 
 @pytest.mark.parametrize(
@@ -164,55 +166,55 @@ MUCH = 16 << 20
     [
         b"1 " * 500_000,
         b'"' * 1_000_000,
-        b"1\n" * (MUCH // 2),
-        b"[" + b"[]," * (MUCH // 3 - 2) + b"[]]",
-        b"[" + b"1," * (MUCH // 2 - 2) + b"1]",
+        b"1\n" * (BODY_BYTES // 2),
+        b"[" + b"[]," * (BODY_BYTES // 3 - 2) + b"[]]",
+        b"[" + b"1," * (BODY_BYTES // 2 - 2) + b"1]",
         b"[" + b'{"a":[],"b":[]},' * 900_000 + b"1]",
         b'{"a":1}\r\n' * 1_500_000,
     ],
-    ids=["apart", "quotes", "lines", "lists", "numbers", "objects", "objects in lines"],
+    ids=["separate numbers", "quotes", "lines", "lists", "numbers", "objects", "objects in lines"],
 )
-def test_more_manifests_than_may_be_are_counted_before_they_are_read(body: bytes) -> None:
-    """It takes as long as the first ten thousand do, and as much memory."""
+def test_too_many_manifests_are_refused_before_parsing(body: bytes) -> None:
+    """The refusal takes no more time and memory than the first ten thousand manifests."""
     began_s = time.thread_time()
-    with pytest.raises(ApiProblem) as told:
+    with pytest.raises(ApiProblem) as error:
         split_manifests(body)
-    assert (told.value.document.status, told.value.document.code) == (413, "too_large")
+    assert (error.value.document.status, error.value.document.code) == (413, "too_large")
     assert time.thread_time() - began_s < 5
 
 
-def test_what_is_wrong_with_very_much_is_told_in_part() -> None:
+def test_number_of_reported_problems_is_limited() -> None:
     fields = ",".join(f'"x{i}":1' for i in range(150))
     body = "[" + ",".join(f'{{"kind":"Workload","metadata":{{"name":"A{i}"}},"spec":{{{fields}}}}}' for i in range(8_000)) + "]"
     began_s = time.thread_time()
-    with pytest.raises(ApiProblem) as told:
+    with pytest.raises(ApiProblem) as error:
         validate_manifests(body.encode())
-    assert told.value.document.status == 422 and len(told.value.document.problems) == PROBLEMS_MAX
+    assert error.value.document.status == 422 and len(error.value.document.problems) == PROBLEMS_MAX
     assert time.thread_time() - began_s < 20
 
 
 @pytest.mark.parametrize(
     "body", [b"[{},]", b"[{} {}]", b"[{}", b"[{}] {}", b"[,]", b"[{},,{}]", b" [{},]", b"{},{}", b"[", b"]"]
 )
-def test_what_is_nearly_an_array_is_none(body: bytes) -> None:
-    with pytest.raises(ApiProblem) as told:
+def test_malformed_array_is_refused(body: bytes) -> None:
+    with pytest.raises(ApiProblem) as error:
         validate_manifests(body)
-    assert (told.value.document.status, told.value.document.code) == (400, "malformed")
+    assert (error.value.document.status, error.value.document.code) == (400, "malformed")
 
 
 @pytest.mark.parametrize("between", [b"", b" ", b"\n", b"\r\n\r\n", b"\n \t"])
-def test_manifests_are_the_same_however_they_are_put_together(between: bytes) -> None:
+def test_separators_between_manifests_do_not_matter(between: bytes) -> None:
     made = [json.dumps(workload(f"w{i}"), indent=i % 3 or None).encode() for i in range(9)]
     apart, listed = between.join(made), b" [" + between + (b"," + between).join(made) + between + b"] "
     assert validate_manifests(apart) == validate_manifests(listed) == validate_manifests(b"[" + b",".join(made) + b"]")
 
 
-@story
-async def test_a_body_that_takes_long_is_judged_in_slices_and_others_in_between(api: Api) -> None:
+@http_test
+async def test_long_validation_yields_to_other_requests(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     large = [workload(f"a{i}") for i in range(1_500)]
     for i, one in enumerate(large):
-        one["spec"]["template"]["env"] = {f"K{j}": f"{i}-{j}" for j in range(20)}  # none is like another
+        one["spec"]["template"]["env"] = {f"K{j}": f"{i}-{j}" for j in range(20)}  # every one is different
     order: list[str] = []
 
     async def ask(name: str, body: Any) -> None:

@@ -1,4 +1,4 @@
-"""What does a plan foresee, and does it leave everything as it is?"""
+"""Plans: predict what an apply would do, and change nothing."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from remit.serve.objects.dry_run import plan
 from tests.properties.authority_world import amounts, workload
 from tests.unit.observation.row_fixtures import generation, ready, replica, tenant
 from tests.unit.proposal.cluster_fixtures import Cluster
-from tests.unit.serve.watch_cache_fixtures import Told
+from tests.unit.serve.watch_cache_fixtures import CacheFixture
 
 ANN = Actor("ann", Role.OPERATOR)
 
 
-def planned(told: Told, *things: AnyObject) -> PlanAnswer:
-    return plan(told.look(), things, ANN, told.clock)
+def plan_all(cache: CacheFixture, *objects: AnyObject) -> PlanAnswer:
+    return plan(cache.view_snapshot(), objects, ANN, cache.clock)
 
 
-def only(told: Told, thing: AnyObject) -> PlanItem:
-    (item,) = planned(told, thing).items
+def plan_one(cache: CacheFixture, obj: AnyObject) -> PlanItem:
+    (item,) = plan_all(cache, obj).items
     return item
 
 
@@ -59,57 +59,57 @@ def declared(made: Workload, number: int = 1, uid: str = "u1") -> Workload:
 
 
 def running(made: Workload, *nodes: str) -> list[AnyObject]:
-    """A service as it stands once it was rolled out."""
-    stands = declared(made)
+    """A service as it is after its rollout."""
+    declared_ = declared(made)
     name = made.metadata.name
-    return [stands, generation(stands), *(replica(name, at, "serving", on) for at, on in enumerate(nodes))]
+    return [declared_, generation(declared_), *(replica(name, at, "serving", on) for at, on in enumerate(nodes))]
 
 
-def test_a_new_workload__is_placed_by_the_kernel_and_nothing_is_written() -> None:
-    told = Told(ready("n1", "2"), ready("n2", "2"), tenant("t1"))
-    before = dict(told.board.rows)
-    item = only(told, service(replicas=3))
+def test_plan_of_new_workload_uses_kernel_and_writes_nothing() -> None:
+    cache = CacheFixture(ready("n1", "2"), ready("n2", "2"), tenant("t1"))
+    before = dict(cache.board.rows)
+    item = plan_one(cache, service(replicas=3))
     assert item.action == "create" and item.problem is None
     assert item.placement is not None
     assert (item.placement.wanted, item.placement.placed, item.placement.waits) == (3, 3, None)
     assert sorted(item.placement.nodes.values()) == [1, 2]
-    assert told.board.rows == before
+    assert cache.board.rows == before
 
 
-def test_more_than_there_is_room_for__says_why_the_rest_would_wait_and_what_would_help() -> None:
-    item = only(Told(ready("n1", "2"), tenant("t1")), service(replicas=3))
+def test_plan_beyond_capacity_names_reason_and_remedies() -> None:
+    item = plan_one(CacheFixture(ready("n1", "2"), tenant("t1")), service(replicas=3))
     assert item.placement is not None and item.placement.waits is not None
     assert (item.placement.wanted, item.placement.placed, item.placement.nodes) == (3, 2, {"n1": 2})
     assert (item.placement.waits.verdict, item.placement.waits.reason) == ("not-now", "no_room")
     assert any(change.kind in ("nodes", "grow") for one in item.placement.waits.unblocks for change in one.changes)
 
 
-def test_what_no_node_could_ever_take__is_never() -> None:
-    item = only(Told(ready("n1", "2"), tenant("t1")), service(cpu="8"))
+def test_plan_for_request_larger_than_every_node_is_never() -> None:
+    item = plan_one(CacheFixture(ready("n1", "2"), tenant("t1")), service(cpu="8"))
     assert item.placement is not None and item.placement.waits is not None
     assert (item.placement.placed, item.placement.waits.verdict) == (0, "never")
 
 
-def test_quota__bounds_what_is_placed() -> None:
-    item = only(Told(ready("n1", "8"), tenant("t1", "2")), service(replicas=4))
+def test_plan_respects_quota() -> None:
+    item = plan_one(CacheFixture(ready("n1", "8"), tenant("t1", "2")), service(replicas=4))
     assert item.placement is not None and item.placement.waits is not None
     assert (item.placement.placed, item.placement.waits.reason) == (2, "over_quota")
 
 
-def test_a_missing_tenant_or_priority_class__is_foreseen_with_its_cure() -> None:
-    nowhere = only(Told(ready("n1")), service())
+def test_plan_refuses_missing_tenant_or_priority_class() -> None:
+    nowhere = plan_one(CacheFixture(ready("n1")), service())
     assert nowhere.action == "refused" and nowhere.problem is not None
     assert (nowhere.problem.code, nowhere.problem.status) == ("not_found", 404)
     assert "tenant t1 does not exist" in nowhere.problem.detail and nowhere.problem.cure
-    unranked = only(Told(ready("n1"), tenant("t1")), service(priority="gold"))
+    unranked = plan_one(CacheFixture(ready("n1"), tenant("t1")), service(priority="gold"))
     assert unranked.problem is not None and "priority class gold" in unranked.problem.detail
     assert unranked.placement is None and unranked.diff == ()
 
 
-def test_what_is_declared_in_the_same_request__counts_whatever_the_order() -> None:
-    told = Told(ready("n1", "4"))
-    found = planned(
-        told,
+def test_plan_uses_objects_of_same_request_in_any_order() -> None:
+    cache = CacheFixture(ready("n1", "4"))
+    found = plan_all(
+        cache,
         service(priority="gold", replicas=2),
         PriorityClass(metadata=Metadata(name="gold"), spec=PriorityClassSpec(value=10)),
         Tenant(metadata=Metadata(name="t1"), spec=TenantSpec(quota=amounts(cpu="8"))),
@@ -119,44 +119,44 @@ def test_what_is_declared_in_the_same_request__counts_whatever_the_order() -> No
     assert found.items[0].placement is not None and found.items[0].placement.placed == 2
 
 
-def test_two_workloads_of_one_request__share_the_room_and_the_more_urgent_goes_first() -> None:
+def test_workloads_of_one_plan_share_capacity_by_priority() -> None:
     gold = PriorityClass(metadata=Metadata(name="gold"), spec=PriorityClassSpec(value=10))
-    told = Told(ready("n1", "3"), tenant("t1"), gold)
-    low, high = planned(told, service("low", replicas=2), service("high", replicas=2, priority="gold")).items
+    cache = CacheFixture(ready("n1", "3"), tenant("t1"), gold)
+    low, high = plan_all(cache, service("low", replicas=2), service("high", replicas=2, priority="gold")).items
     assert low.placement is not None and high.placement is not None
     assert (low.placement.placed, high.placement.placed) == (1, 2)
 
 
-def test_a_policy_of_the_same_request__keeps_the_work_out() -> None:
-    told = Told(ready("n1", "4"), tenant("t1"))
+def test_plan_respects_policy_of_same_request() -> None:
+    cache = CacheFixture(ready("n1", "4"), tenant("t1"))
     rule = PolicyRule(allow=PolicyAllow(regions=("elsewhere",)))
     policy = Policy(metadata=Metadata(name="p"), spec=PolicySpec(rules=(rule,)))
-    work, ruled = planned(told, service(), policy).items
+    work, ruled = plan_all(cache, service(), policy).items
     assert ruled.action == "create"
     assert work.placement is not None and work.placement.waits is not None
     assert (work.placement.placed, work.placement.waits.reason) == (0, "policy")
 
 
-def test_the_same_again__is_unchanged_although_the_authority_stamped_it() -> None:
+def test_unchanged_object_is_reported_unchanged_despite_stored_metadata() -> None:
     made = service(replicas=1)
-    item = only(Told(ready("n1"), tenant("t1"), *running(made, "n1")), made)
+    item = plan_one(CacheFixture(ready("n1"), tenant("t1"), *running(made, "n1")), made)
     assert (item.action, item.diff, item.placement) == ("unchanged", (), None)
 
 
-def test_scaling_up__adds_only_what_is_missing() -> None:
+def test_plan_of_scale_up_counts_only_missing_replicas() -> None:
     made = service(replicas=2)
-    told = Told(ready("n1", "4"), tenant("t1"), *running(made, "n1", "n1"))
-    item = only(told, replace(made, spec=replace(made.spec, replicas=5)))
+    cache = CacheFixture(ready("n1", "4"), tenant("t1"), *running(made, "n1", "n1"))
+    item = plan_one(cache, replace(made, spec=replace(made.spec, replicas=5)))
     assert item.action == "replace"
     assert [(one.path, one.before, one.after) for one in item.diff] == [("spec.replicas", 2, 5)]
     assert item.placement is not None and item.placement.waits is not None
     assert (item.placement.wanted, item.placement.placed, item.placement.ends) == (3, 2, 0)
 
 
-def test_scaling_down__tells_how_many_stop() -> None:
+def test_plan_of_scale_down_counts_stopping_replicas() -> None:
     made = service(replicas=3)
-    told = Told(ready("n1", "4"), tenant("t1"), *running(made, "n1", "n1", "n1"))
-    item = only(told, replace(made, spec=replace(made.spec, replicas=1)))
+    cache = CacheFixture(ready("n1", "4"), tenant("t1"), *running(made, "n1", "n1", "n1"))
+    item = plan_one(cache, replace(made, spec=replace(made.spec, replicas=1)))
     assert item.placement is not None
     assert (item.placement.wanted, item.placement.placed, item.placement.ends) == (0, 0, 2)
 
@@ -165,91 +165,93 @@ def changed(made: Workload, **more: Any) -> Workload:
     return replace(made, spec=replace(made.spec, template=replace(made.spec.template, env={"MODE": "new"}), **more))
 
 
-def test_a_rollout__takes_the_room_that_the_old_ones_leave() -> None:
+def test_plan_of_rollout_reuses_capacity_of_old_replicas() -> None:
     made = service(replicas=3, cpu="1")
-    told = Told(ready("n1", "4"), tenant("t1"), *running(made, "n1", "n1", "n1"))
-    item = only(told, changed(made))
+    cache = CacheFixture(ready("n1", "4"), tenant("t1"), *running(made, "n1", "n1", "n1"))
+    item = plan_one(cache, changed(made))
     assert [(one.path, one.before, one.after) for one in item.diff] == [("spec.template.env.MODE", UNSET, "new")]
     assert item.placement is not None
     assert (item.placement.wanted, item.placement.placed, item.placement.ends) == (3, 3, 3)
 
 
-def test_a_rollout_without_room_for_its_surge__would_not_begin() -> None:
+def test_plan_of_rollout_without_capacity_for_surge_does_not_start() -> None:
     made = service(replicas=2, cpu="2")
-    told = Told(ready("n1", "4"), tenant("t1"), *running(made, "n1", "n1"))
-    item = only(told, changed(made, rollout=Rollout(max_surge=1)))
+    cache = CacheFixture(ready("n1", "4"), tenant("t1"), *running(made, "n1", "n1"))
+    item = plan_one(cache, changed(made, rollout=Rollout(max_surge=1)))
     assert item.placement is not None and item.placement.waits is not None
     assert (item.placement.wanted, item.placement.placed, item.placement.waits.reason) == (2, 0, "no_room")
     assert item.placement.stops["reason"] == "surge"
-    spared = only(told, changed(made, rollout=Rollout(max_surge=0, max_unavailable=1)))
+    spared = plan_one(cache, changed(made, rollout=Rollout(max_surge=0, max_unavailable=1)))
     assert spared.placement is not None and (spared.placement.wanted, spared.placement.placed) == (2, 2)
 
 
-def test_a_gang__is_placed_whole_or_not_at_all() -> None:
+def test_plan_places_gang_whole_or_not_at_all() -> None:
     made = workload("train", "1", replicas=3)
     made = replace(made, spec=replace(made.spec, gang=Gang(min=3)))
-    item = only(Told(ready("n1", "2"), tenant("t1")), made)
+    item = plan_one(CacheFixture(ready("n1", "2"), tenant("t1")), made)
     assert item.placement is not None and item.placement.waits is not None
     assert (item.placement.placed, item.placement.waits.reason) == (0, "gang_short")
 
 
-def test_a_daemon__comes_once_to_each_node_for_it() -> None:
+def test_plan_places_daemon_once_per_node() -> None:
     made = service("watch")
     made = replace(made, spec=replace(made.spec, type="daemon"))
-    item = only(Told(ready("n1", "2"), ready("n2", "2"), tenant("t1")), made)
+    item = plan_one(CacheFixture(ready("n1", "2"), ready("n2", "2"), tenant("t1")), made)
     assert item.placement is not None and item.placement.nodes == {"n1": 1, "n2": 1}
 
 
-def test_what_is_being_deleted__is_refused() -> None:
+def test_plan_refuses_object_being_deleted() -> None:
     made = declared(service())
     going = replace(made, metadata=replace(made.metadata, deleting=True, finalizers=("example.org/hold",)))
-    item = only(Told(ready("n1"), tenant("t1"), going), changed(service()))
+    item = plan_one(CacheFixture(ready("n1"), tenant("t1"), going), changed(service()))
     assert item.problem is not None and item.problem.code == "deleting"
 
 
-def test_a_rule_that_is_broken__is_told_with_its_field() -> None:
+def test_plan_reports_broken_rule_with_field() -> None:
     made = service()
     wrong = replace(made, spec=replace(made.spec, gang=Gang(min=5)))
-    item = only(Told(ready("n1"), tenant("t1")), wrong)
+    item = plan_one(CacheFixture(ready("n1"), tenant("t1")), wrong)
     assert item.problem is not None and item.problem.code == "invalid" and "gang" in item.problem.detail
 
 
-def test_a_secret__shows_which_keys_change_and_never_what_they_hold() -> None:
+def test_plan_of_secret_shows_changed_keys_without_values() -> None:
     before = Secret(
         metadata=Metadata(name="s", tenant="t1", uid="u", generation=1), spec=SecretSpec(data={"a": "old-1", "b": "same"})
     )
     after = Secret(metadata=Metadata(name="s", tenant="t1"), spec=SecretSpec(data={"a": "new-2", "b": "same", "c": "new-3"}))
     seals = SealingKeys([SealingKey.of(bytes(64))])
-    item = only(Told(tenant("t1"), seals.seal_object(before)), seals.seal_object(after))
+    item = plan_one(CacheFixture(tenant("t1"), seals.seal_object(before)), seals.seal_object(after))
     assert [(one.path, one.before, one.after) for one in item.diff] == [
         ("spec.data.a", "(hidden)", "(hidden)"),
         ("spec.data.c", UNSET, "(hidden)"),
     ]
-    told = encode(item)
-    assert not any(word in told for word in (b"old-1", b"new-2", b"new-3", b"remit:sealed"))
-    assert only(Told(tenant("t1"), seals.seal_object(before)), seals.seal_object(before)).action == "unchanged"
-    shown = only(Told(tenant("t1")), Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data={"a": "x"})))
+    encoded = encode(item)
+    assert not any(word in encoded for word in (b"old-1", b"new-2", b"new-3", b"remit:sealed"))
+    assert plan_one(CacheFixture(tenant("t1"), seals.seal_object(before)), seals.seal_object(before)).action == "unchanged"
+    shown = plan_one(
+        CacheFixture(tenant("t1")), Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data={"a": "x"}))
+    )
     assert [(one.path, one.after) for one in shown.diff] == [("spec.data.a", "x")]
 
 
-def test_replicas_that_were_released__are_queued_again_under_their_names() -> None:
+def test_plan_counts_released_replicas_as_requeued() -> None:
     made = service(replicas=2)
-    stands = declared(made)
+    declared_ = declared(made)
     over = replica("web", 0, "released", "")
-    told = Told(ready("n1", "4"), tenant("t1"), stands, generation(stands), over)
-    item = only(told, replace(made, spec=replace(made.spec, replicas=3)))
+    cache = CacheFixture(ready("n1", "4"), tenant("t1"), declared_, generation(declared_), over)
+    item = plan_one(cache, replace(made, spec=replace(made.spec, replicas=3)))
     assert item.placement is not None and (item.placement.wanted, item.placement.placed) == (3, 3)
 
 
-def test_very_many__are_not_all_tried_and_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_of_many_replicas_is_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remit.serve.objects.dry_run.TRIAL_REPLICAS_MAX", 5)
-    item = only(Told(ready("n1", "64"), tenant("t1", "64")), service(replicas=9))
+    item = plan_one(CacheFixture(ready("n1", "64"), tenant("t1", "64")), service(replicas=9))
     assert item.placement is not None and item.placement.capped
     assert (item.placement.wanted, item.placement.placed) == (9, 5)
 
 
-def test_a_plan__is_read_back_by_the_other_end_with_its_waits() -> None:
-    found = planned(Told(ready("n1", "2"), tenant("t1")), service(replicas=3))
+def test_plan_decodes_with_pending_explanation() -> None:
+    found = plan_all(CacheFixture(ready("n1", "2"), tenant("t1")), service(replicas=3))
     (item,) = msgspec.json.decode(encode(found), type=PlanAnswer).items
     assert item.placement is not None and found.items[0].placement is not None
     assert msgspec.convert(item.placement.waits, PendingExplanation, dec_hook=dec_hook) == found.items[0].placement.waits
@@ -266,21 +268,19 @@ def test_a_plan__is_read_back_by_the_other_end_with_its_waits() -> None:
     ],
     ids=["room", "quota", "spread", "anti-affinity"],
 )
-def test_as_many_are_placed_as_the_scheduler_then_places(
-    placement: Placement, replicas: int, nodes: tuple[str, ...], quota: str
-) -> None:
-    there: tuple[AnyObject, ...] = (*(ready(f"n{number}", cpu) for number, cpu in enumerate(nodes)), tenant("t1", quota))
+def test_plan_places_as_many_as_scheduler(placement: Placement, replicas: int, nodes: tuple[str, ...], quota: str) -> None:
+    objects: tuple[AnyObject, ...] = (*(ready(f"n{number}", cpu) for number, cpu in enumerate(nodes)), tenant("t1", quota))
     made = service("web", replicas=replicas, placement=placement, labels={"app": "x"})
-    item = only(Told(*there), made)
+    item = plan_one(CacheFixture(*objects), made)
     assert item.placement is not None
-    found = Cluster(*there).work(made, replicas).scheduled()
+    found = Cluster(*objects).work(made, replicas).scheduled()
     assert item.placement.placed == len(found.bound)
     assert (item.placement.waits is None) == (not found.waits)
     if item.placement.waits is not None:
         assert {reason for reason, _ in found.waits.values()} == {item.placement.waits.reason}
 
 
-def test_a_plan_that_takes_too_long__tells_no_placement_of_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_out_of_time_omits_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remit.serve.objects.dry_run.PLACEMENT_MS_MAX", 0)
-    item = only(Told(ready("n1", "2"), tenant("t1")), service())
+    item = plan_one(CacheFixture(ready("n1", "2"), tenant("t1")), service())
     assert (item.action, item.placement) == ("create", None)

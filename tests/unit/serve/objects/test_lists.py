@@ -1,4 +1,4 @@
-"""Does a list show one state, page by page, and a selector exactly what it picks?"""
+"""Lists: consistent across pages, and filtered exactly by selectors."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from remit.serve.http.replies import ApiProblem
 from remit.serve.objects import reads
 from remit.serve.objects.reads import SELECTOR_LENGTH_MAX, TERMS_MAX, parse_selector
 from remit.store.memory import MemoryStore
-from tests.unit.serve.in_memory_server import TOKEN, Api, api, node, story, tenant, workload
+from tests.unit.serve.in_memory_server import TOKEN, Api, api, http_test, node, tenant, workload
 
 WORKLOADS = "/v1/tenants/acme/workloads"
 
 
-def names(listed: Any) -> list[str]:
-    return [item["metadata"]["name"] for item in listed["items"]]
+def names(page: Any) -> list[str]:
+    return [item["metadata"]["name"] for item in page["items"]]
 
 
-@story
+@http_test
 async def test_every_kind_can_be_listed(api: Api) -> None:
     for kind in KINDS:
         found = await api.must("GET", f"/v1/{PLURALS[kind]}")
         assert found["kind"] == f"{kind}List" and isinstance(found["items"], list)
 
 
-@story
-async def test_all_pages_show_the_state_of_the_first(api: Api) -> None:
+@http_test
+async def test_all_pages_show_state_of_first_page(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     for name in "abcde":
         await api.must("POST", WORKLOADS, workload(f"w-{name}", replicas=0))
@@ -47,8 +47,8 @@ async def test_all_pages_show_the_state_of_the_first(api: Api) -> None:
     assert names(await api.must("GET", WORKLOADS)) == ["w-a", "w-b", "w-c", "w-cc", "w-e"]
 
 
-@story
-async def test_a_page_of_a_state_that_is_gone_says_so(api: Api) -> None:
+@http_test
+async def test_page_of_compacted_state_gets_410(api: Api) -> None:
     for name in ("a", "b", "c"):
         await api.must("POST", "/v1/tenants", tenant(name))
     first = await api.must("GET", "/v1/tenants?limit=1")
@@ -59,8 +59,8 @@ async def test_a_page_of_a_state_that_is_gone_says_so(api: Api) -> None:
     assert "list again" in late.json["cure"]
 
 
-@story
-async def test_a_continue_that_was_never_given_is_refused(api: Api) -> None:
+@http_test
+async def test_forged_continue_token_is_refused(api: Api) -> None:
     for token in ("x", "%00", "é", "W10", "bnVsbA"):
         reply = await api.get(f"/v1/tenants?continue={token}")
         assert (reply.status, reply.json["field"]) == (400, "continue"), token
@@ -69,8 +69,8 @@ async def test_a_continue_that_was_never_given_is_refused(api: Api) -> None:
     assert (reply.status, reply.json["code"], reply.json["field"]) == (403, "not_owner", "continue")
 
 
-@story
-async def test_lists_of_a_tenant_and_of_all(api: Api) -> None:
+@http_test
+async def test_lists_by_tenant_and_of_all_tenants(api: Api) -> None:
     for name in ("acme", "bolt"):
         await api.must("POST", "/v1/tenants", tenant(name))
         await api.must("POST", f"/v1/tenants/{name}/workloads", workload(f"of-{name}", name))
@@ -79,8 +79,8 @@ async def test_lists_of_a_tenant_and_of_all(api: Api) -> None:
     assert names(await api.must("GET", "/v1/tenants/nobody/workloads")) == []
 
 
-@story
-async def test_selectors_pick_by_labels_and_by_fields(api: Api) -> None:
+@http_test
+async def test_selectors_filter_by_labels_and_fields(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", WORKLOADS, workload("web", labels={"app": "web", "tier": "front"}, replicas=2))
     await api.must("POST", WORKLOADS, workload("db", labels={"app": "db"}))
@@ -99,14 +99,14 @@ async def test_selectors_pick_by_labels_and_by_fields(api: Api) -> None:
     assert await by("fieldSelector=spec.type!=job,spec.replicas==2") == ["web"]
     assert await by("fieldSelector=metadata.name=db") == ["db"]
     assert await by("fieldSelector=metadata.labels.app=db") == ["db"]
-    assert await by("fieldSelector=status.health=joining", "/v1/nodes") == ["n1"]  # the default, which no row holds
+    assert await by("fieldSelector=status.health=joining", "/v1/nodes") == ["n1"]  # the default, which is not stored
     assert await by("fieldSelector=spec.capacity.cpu=8", "/v1/nodes") == ["n1"]
     assert await by("fieldSelector=spec.unschedulable=false", "/v1/nodes") == ["n1"]
     assert await by("limit=1&labelSelector=app") == ["db"]
 
 
-@story
-async def test_a_selector_of_ten_thousand_terms_is_refused_at_once(api: Api) -> None:
+@http_test
+async def test_huge_selector_is_refused_quickly(api: Api) -> None:
     """A33."""
     for text in (",".join(["a=b"] * 10_000), "a" * 40_000, "(" * 10_000, "a%20" * 10_000, "!" * 10_000):
         began = asyncio.get_running_loop().time()
@@ -115,8 +115,8 @@ async def test_a_selector_of_ten_thousand_terms_is_refused_at_once(api: Api) -> 
         assert asyncio.get_running_loop().time() - began < 0.1
 
 
-@story
-async def test_pages_of_a_selector_go_on_where_they_stopped(api: Api) -> None:
+@http_test
+async def test_pages_with_selector_continue_where_they_stopped(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     for i in range(7):
         await api.must("POST", WORKLOADS, workload(f"w{i}", labels={"odd": str(i % 2)}))
@@ -131,7 +131,7 @@ async def test_pages_of_a_selector_go_on_where_they_stopped(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "fields", "word"),
+    ("labels", "fields", "text"),
     [
         ("app=web,", "", "invalid term"),
         (",", "", "invalid term"),
@@ -150,52 +150,52 @@ async def test_pages_of_a_selector_go_on_where_they_stopped(api: Api) -> None:
         ("", "spec.type=" + "," * 100, "invalid term"),
     ],
 )
-def test_what_is_no_selector_is_refused(labels: str, fields: str, word: str) -> None:
+def test_invalid_selector_gets_422(labels: str, fields: str, text: str) -> None:
     with pytest.raises(ApiProblem) as failure:
         parse_selector("Workload", labels, fields)
-    told = failure.value.document
-    assert (told.status, told.code) == (422, "invalid")
-    assert word in told.detail and told.cure and told.field in ("labelSelector", "fieldSelector")
+    problem = failure.value.document
+    assert (problem.status, problem.code) == (422, "invalid")
+    assert text in problem.detail and problem.cure and problem.field in ("labelSelector", "fieldSelector")
 
 
-def test_a_misspelt_field_is_guessed() -> None:
+def test_misspelt_field_gets_suggestion() -> None:
     with pytest.raises(ApiProblem) as failure:
         parse_selector("Replica", "", "status.phases=pending")
     assert failure.value.document.cure == "did you mean phase?"
 
 
-def test_a_full_list_is_bounded_by_what_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A selector that picks nothing of very many gets an empty page, and goes on."""
+def test_list_scans_limited_rows_per_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A selector that matches none of very many rows gets an empty page with a continue token."""
     monkeypatch.setattr("remit.serve.objects.reads.SCAN_ROWS_MAX", 3)
     monkeypatch.setattr("remit.serve.objects.reads._SCAN_ROWS", 3)
 
     async def main() -> None:
-        async with api(MemoryStore()) as asked:
+        async with api(MemoryStore()) as client:
             for i in range(5):
-                await asked.must("POST", "/v1/tenants", tenant(f"t{i}"))
-            page = await asked.must("GET", "/v1/tenants?fieldSelector=metadata.name=t4")
+                await client.must("POST", "/v1/tenants", tenant(f"t{i}"))
+            page = await client.must("GET", "/v1/tenants?fieldSelector=metadata.name=t4")
             assert page["items"] == [] and page["metadata"]["continue"]
             rest = page["metadata"]["continue"]
-            page = await asked.must("GET", f"/v1/tenants?fieldSelector=metadata.name=t4&continue={rest}")
+            page = await client.must("GET", f"/v1/tenants?fieldSelector=metadata.name=t4&continue={rest}")
             assert names(page) == ["t4"] and "continue" not in page["metadata"]
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("selector", ["", "&labelSelector=!none"])
-def test_a_page_ends_when_it_has_many_bytes__and_the_rest_follows(selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_ends_at_byte_limit_and_rest_follows(selector: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reads, "PAGE_BYTES_MAX", 5_000)
     monkeypatch.setattr(reads, "_FIRST_ROWS", 3)
 
     async def main() -> None:
-        async with api() as asked:
-            await asked.must("POST", "/v1/tenants", tenant())
+        async with api() as client:
+            await client.must("POST", "/v1/tenants", tenant())
             made = [f"w{i:02d}" for i in range(40)]
             for name in made:
-                await asked.must("POST", WORKLOADS, workload(name, labels={"long": "x" * 60}))
+                await client.must("POST", WORKLOADS, workload(name, labels={"long": "x" * 60}))
             seen, pages, rest = list[str](), 0, ""
             while True:
-                page = await asked.must("GET", f"{WORKLOADS}?limit=1000{selector}{rest}")
+                page = await client.must("GET", f"{WORKLOADS}?limit=1000{selector}{rest}")
                 seen += names(page)
                 pages += 1
                 assert len(json.dumps(page)) < 12_000
@@ -207,20 +207,20 @@ def test_a_page_ends_when_it_has_many_bytes__and_the_rest_follows(selector: str,
     asyncio.run(main())
 
 
-class Listener:
-    """Asks for a list that is large, and keeps what it is sent; one who does not `take` is stuck with the first piece."""
+class LargeListClient:
+    """Requests a large list and keeps what it receives; without `takes` it blocks at the first piece."""
 
-    def __init__(self, *, takes: bool = True) -> None:
+    def __init__(self, *, reads_all: bool = True) -> None:
         self.sent, self.cut, self.stuck = list[Any](), False, asyncio.Event()
-        self._takes = takes
+        self._reads_all = reads_all
 
     async def list(self, api: Api) -> None:
         await api.must("POST", "/v1/tenants", tenant())
         for i in range(80):
             await api.must("POST", WORKLOADS, workload(f"w{i:02d}", labels={f"k{j}": "x" * 60 for j in range(12)}))
         headers = [(b"authorization", f"Bearer {TOKEN}".encode())]
-        asked = {"type": "http", "method": "GET", "path": WORKLOADS, "raw_path": WORKLOADS.encode(), "headers": headers}
-        await api.app({**asked, "query_string": b"limit=1000", "abort": self._abort}, self._receive, self._send)
+        client = {"type": "http", "method": "GET", "path": WORKLOADS, "raw_path": WORKLOADS.encode(), "headers": headers}
+        await api.app({**client, "query_string": b"limit=1000", "abort": self._abort}, self._receive, self._send)
 
     def _abort(self) -> None:
         self.cut = True
@@ -232,14 +232,14 @@ class Listener:
 
     async def _send(self, message: Any) -> None:
         self.sent.append(message)
-        if message["type"] == "http.response.body" and not self._takes:
+        if message["type"] == "http.response.body" and not self._reads_all:
             self.stuck.set()
             await asyncio.Event().wait()
 
 
-@story
-async def test_a_large_answer_leaves_in_pieces_and_is_whole(api: Api) -> None:
-    listener = Listener()
+@http_test
+async def test_large_reply_is_sent_in_pieces(api: Api) -> None:
+    listener = LargeListClient()
     await listener.list(api)
     start, *pieces = listener.sent
     body = b"".join(piece["body"] for piece in pieces)
@@ -250,18 +250,18 @@ async def test_a_large_answer_leaves_in_pieces_and_is_whole(api: Api) -> None:
     assert api.app.large_replies.held == 0 and not listener.cut
 
 
-@story
-async def test_when_many_large_answers_are_not_taken_the_next_is_refused_with_a_cure(api: Api) -> None:
+@http_test
+async def test_unread_large_replies_cause_429_until_aborted(api: Api) -> None:
     api.app.large_replies.limit = 100_000
-    listener = Listener(takes=False)
+    listener = LargeListClient(reads_all=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(app, "SEND_MS_MAX", 300)
         listening = asyncio.ensure_future(listener.list(api))
         await listener.stuck.wait()
         refused = await api.get(f"{WORKLOADS}?limit=1000")
         assert (refused.status, refused.json["code"]) == (429, "overloaded") and "retry" in refused.json["cure"]
-        assert (await api.get(f"{WORKLOADS}?limit=2")).status == 200, "what is small is answered all the same"
+        assert (await api.get(f"{WORKLOADS}?limit=2")).status == 200, "small replies are still sent"
         async with asyncio.timeout(5):
             await listening
-    assert listener.cut, "who takes nothing is cut off, and what it had not taken is let go"
+    assert listener.cut, "a client that does not read is disconnected"
     assert (await api.get(f"{WORKLOADS}?limit=1000")).status == 200

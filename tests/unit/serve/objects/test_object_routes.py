@@ -1,4 +1,4 @@
-"""Are objects read and written over HTTP as they were declared, once each, and only as they were last seen?"""
+"""Object routes: objects are read back as declared, written once, and only at the expected revision."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import asyncio
 import json
 from typing import Any
 
-from tests.unit.serve.in_memory_server import Api, node, secret, story, tenant, workload
+from tests.unit.serve.in_memory_server import Api, http_test, node, secret, tenant, workload
 
 WORKLOADS = "/v1/tenants/acme/workloads"
 
 
-@story
-async def test_what_is_created_is_read_back_with_its_revision(api: Api) -> None:
+@http_test
+async def test_created_object_is_read_back_with_revision(api: Api) -> None:
     made = await api.ask("POST", "/v1/tenants", tenant())
     assert made.status == 201
     assert made.headers["location"] == "/v1/tenants/acme"
@@ -22,16 +22,16 @@ async def test_what_is_created_is_read_back_with_its_revision(api: Api) -> None:
     assert found.json["apiVersion"] == "remit/v1" and found.json["spec"]["quota"]["cpu"] == "100"
 
 
-@story
-async def test_what_exists_is_not_created_again(api: Api) -> None:
+@http_test
+async def test_creating_existing_object_gets_409(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     again = await api.ask("POST", "/v1/tenants", tenant())
     assert (again.status, again.json["code"]) == (409, "exists")
     assert again.headers["content-type"] == "application/problem+json"
 
 
-@story
-async def test_put_creates_and_replaces_at_the_revision_that_was_seen(api: Api) -> None:
+@http_test
+async def test_put_creates_and_replaces_at_expected_revision(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     made = await api.ask("PUT", f"{WORKLOADS}/web", workload("web"))
     assert made.status == 201
@@ -49,8 +49,8 @@ async def test_put_creates_and_replaces_at_the_revision_that_was_seen(api: Api) 
     assert (gone.status, gone.json["code"]) == (412, "not_found")
 
 
-@story
-async def test_a_patch_changes_what_it_names_and_null_takes_away(api: Api) -> None:
+@http_test
+async def test_patch_changes_named_fields_and_null_removes(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant(weight=5))
     patched = await patch(api, "/v1/tenants/acme", {"metadata": {"labels": {"team": "a"}}, "spec": {"weight": None}})
     assert patched.status == 200
@@ -60,21 +60,21 @@ async def test_a_patch_changes_what_it_names_and_null_takes_away(api: Api) -> No
     assert (wrong.status, wrong.json["code"], wrong.json["field"]) == (422, "invalid", "spec.weight")
     renamed = await patch(api, "/v1/tenants/acme", {"metadata": {"name": "other"}})
     assert (renamed.status, renamed.json["field"]) == (422, "metadata.name")
-    asked = await patch(api, "/v1/tenants/acme", {"status": {"phase": "x"}})
-    assert asked.status == 422
+    status_patch = await patch(api, "/v1/tenants/acme", {"status": {"phase": "x"}})
+    assert status_patch.status == 422
 
 
-@story
-async def test_patches_at_the_same_time_all_count(api: Api) -> None:
-    """Each reads, merges and claims; whoever was slower reads again."""
+@http_test
+async def test_concurrent_patches_are_all_applied(api: Api) -> None:
+    """Each reads, merges and submits; a slower one reads again."""
     await api.must("POST", "/v1/tenants", tenant())
     done = await asyncio.gather(*(patch(api, "/v1/tenants/acme", {"metadata": {"labels": {f"l{i}": "x"}}}) for i in range(6)))
     assert [reply.status for reply in done] == [200] * 6
     assert len((await api.get("/v1/tenants/acme")).json["metadata"]["labels"]) == 6
 
 
-@story
-async def test_a_patch_at_a_revision_is_not_tried_again(api: Api) -> None:
+@http_test
+async def test_patch_with_revision_is_not_retried(api: Api) -> None:
     made = await api.ask("POST", "/v1/tenants", tenant())
     await patch(api, "/v1/tenants/acme", {"spec": {"weight": 2}})
     late = await patch(api, "/v1/tenants/acme", {"spec": {"weight": 3}}, **{"If-Match": made.headers["etag"]})
@@ -85,8 +85,8 @@ async def patch(api: Api, path: str, change: Any, **headers: str) -> Any:
     return await api.ask("PATCH", path, change, headers={"content-type": "application/merge-patch+json", **headers})
 
 
-@story
-async def test_a_delete_is_done_or_marked(api: Api) -> None:
+@http_test
+async def test_delete_removes_or_marks_object(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", WORKLOADS, workload("web", replicas=0))
     await api.must("POST", WORKLOADS, workload("busy"))
@@ -97,7 +97,7 @@ async def test_a_delete_is_done_or_marked(api: Api) -> None:
     assert (in_use.status, in_use.json["code"]) == (409, "in_use")
     gone = await api.ask("DELETE", f"{WORKLOADS}/web")
     assert (gone.status, gone.json["action"]) == (200, "deleted")
-    for name in ("held", "busy"):  # by a finalizer, and by the replica that came with it
+    for name in ("held", "busy"):  # held by a finalizer, and by the replica that was created with it
         marked = await api.ask("DELETE", f"{WORKLOADS}/{name}")
         assert (marked.status, marked.json["action"]) == (202, "marked")
     assert (await api.get(f"{WORKLOADS}/web")).status == 404
@@ -107,8 +107,8 @@ async def test_a_delete_is_done_or_marked(api: Api) -> None:
     assert (again.status, again.json["code"]) == (404, "not_found")
 
 
-@story
-async def test_a_dry_run_says_what_would_be_and_writes_nothing(api: Api) -> None:
+@http_test
+async def test_dry_run_predicts_result_and_writes_nothing(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     before = await api.store.revision()
     made = await api.ask("POST", f"{WORKLOADS}?dryRun=true", workload("web"))
@@ -126,14 +126,14 @@ async def test_a_dry_run_says_what_would_be_and_writes_nothing(api: Api) -> None
     assert gone.json["action"] == "deleted"
     assert (await api.get(f"{WORKLOADS}/web")).status == 404
     keys = [row.key for row in (await api.store.range("", limit=100)).rows if row.revision > before]
-    assert all(key == "head" or key.startswith("batch/") for key in keys)  # beats of the authority alone
+    assert all(key == "head" or key.startswith("batch/") for key in keys)  # only heartbeats of the authority
 
 
-@story
-async def test_an_operation_id_gets_the_same_answer_and_one_deed(api: Api) -> None:
+@http_test
+async def test_retry_under_operation_id_gets_same_answer_and_acts_once(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
-    stands = (await api.get("/v1/status")).json
-    mine = {"Remit-Operation-Id": f"{stands['incarnation']}.{stands['window']}.mine"}
+    status = (await api.get("/v1/status")).json
+    mine = {"Remit-Operation-Id": f"{status['incarnation']}.{status['window']}.mine"}
     first = await api.ask("POST", WORKLOADS, workload("web"), headers=mine)
     again = await api.ask("POST", WORKLOADS, workload("web"), headers=mine)
     assert (first.status, again.status) == (201, 201) and first.body == again.body
@@ -146,12 +146,12 @@ async def test_an_operation_id_gets_the_same_answer_and_one_deed(api: Api) -> No
     assert (bad.status, bad.json["field"]) == (400, "Remit-Operation-Id")
 
 
-@story
-async def test_a_patch_is_found_again_by_its_id(api: Api) -> None:
-    """Its answer was lost, and others have written since: the same id does not patch twice."""
+@http_test
+async def test_retried_patch_is_found_by_operation_id(api: Api) -> None:
+    """The first answer was lost, and others have written since: the same id does not patch twice."""
     await api.must("POST", "/v1/tenants", tenant())
-    stands = (await api.get("/v1/status")).json
-    mine = {"Remit-Operation-Id": f"{stands['incarnation']}.{stands['window']}.p"}
+    status = (await api.get("/v1/status")).json
+    mine = {"Remit-Operation-Id": f"{status['incarnation']}.{status['window']}.p"}
     first = await patch(api, "/v1/tenants/acme", {"spec": {"weight": 2}}, **mine)
     await patch(api, "/v1/tenants/acme", {"spec": {"weight": 7}})
     again = await patch(api, "/v1/tenants/acme", {"spec": {"weight": 2}}, **mine)
@@ -159,12 +159,12 @@ async def test_a_patch_is_found_again_by_its_id(api: Api) -> None:
     assert (await api.get("/v1/tenants/acme")).json["spec"]["weight"] == 7
 
 
-@story
-async def test_another_patch_under_a_used_id_is_refused_and_not_said_to_be_done(api: Api) -> None:
+@http_test
+async def test_other_patch_under_used_id_gets_409(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", "/v1/tenants", tenant("other"))
-    stands = (await api.get("/v1/status")).json
-    mine = {"Remit-Operation-Id": f"{stands['incarnation']}.{stands['window']}.q"}
+    status = (await api.get("/v1/status")).json
+    mine = {"Remit-Operation-Id": f"{status['incarnation']}.{status['window']}.q"}
     await patch(api, "/v1/tenants/acme", {"spec": {"weight": 2}}, **mine)
     for path, weight in (("/v1/tenants/acme", 3), ("/v1/tenants/other", 2)):
         other = await patch(api, path, {"spec": {"weight": weight}}, **mine)
@@ -172,8 +172,8 @@ async def test_another_patch_under_a_used_id_is_refused_and_not_said_to_be_done(
     assert (await patch(api, "/v1/tenants/acme", {"spec": {"weight": 2}}, **mine)).status == 200
 
 
-@story
-async def test_no_answer_shows_what_a_secret_holds(api: Api) -> None:
+@http_test
+async def test_no_answer_or_watch_shows_secret_values(api: Api) -> None:
     """A21."""
     await api.must("POST", "/v1/tenants", tenant())
     path = "/v1/tenants/acme/secrets"
@@ -192,14 +192,14 @@ async def test_no_answer_shows_what_a_secret_holds(api: Api) -> None:
     assert all("hunter2" not in text for text in [*(reply.body.decode() for reply in answers), json.dumps(seen)])
     assert answers[1].json["spec"]["data"] == {"password": ""}
     async with api.watch(f"{path}?watch=true&after=1") as watched:
-        told = await watched.until("changed", "db")
-    assert told["object"]["spec"]["data"] == {"password": ""}  # as it was first: the past is veiled too
+        line = await watched.until("changed", "db")
+    assert line["object"]["spec"]["data"] == {"password": ""}  # in its first version: past values are redacted too
     row = await api.store.get("secret/acme/db")
     assert row is not None and b"hunter2" not in row.value
 
 
-@story
-async def test_the_body_is_what_the_path_says(api: Api) -> None:
+@http_test
+async def test_body_must_agree_with_path(api: Api) -> None:
     """A16."""
     await api.must("POST", "/v1/tenants", tenant())
     for path, body, field in (
@@ -212,8 +212,8 @@ async def test_the_body_is_what_the_path_says(api: Api) -> None:
         assert reply.json["cure"]
 
 
-@story
-async def test_problems_are_those_of_a_file_all_at_once(api: Api) -> None:
+@http_test
+async def test_all_validation_problems_are_reported_at_once(api: Api) -> None:
     wrong = workload("web", replicas=-1, replicaz=3)
     wrong["metadata"]["name"] = "NOT A NAME"
     reply = await api.ask("POST", WORKLOADS, wrong)
@@ -223,22 +223,22 @@ async def test_problems_are_those_of_a_file_all_at_once(api: Api) -> None:
     assert "did you mean" in next(p["cure"] for p in reply.json["problems"] if p["field"] == "spec.replicaz")
 
 
-@story
-async def test_where_a_node_stands_is_told_although_it_is_the_default(api: Api) -> None:
+@http_test
+async def test_default_node_health_is_shown(api: Api) -> None:
     await api.must("POST", "/v1/nodes", node("n1"))
     assert (await api.get("/v1/nodes/n1")).json["status"]["health"] == "joining"
 
 
-@story
-async def test_a_name_with_a_slash_is_found(api: Api) -> None:
+@http_test
+async def test_name_with_slash_is_found(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", WORKLOADS, workload("web"))
     made = await api.get("/v1/tenants/acme/generations/web%2F00000001")
     assert made.status == 200 and made.json["spec"]["workload"] == "web"
 
 
-@story
-async def test_records_of_remits_own_are_read_only(api: Api) -> None:
+@http_test
+async def test_internal_records_are_read_only(api: Api) -> None:
     reply = await api.ask("POST", "/v1/leases", {})
     assert (reply.status, reply.json["code"]) == (405, "method")
     assert reply.headers["allow"] == "GET, HEAD"

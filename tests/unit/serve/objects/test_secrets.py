@@ -1,4 +1,4 @@
-"""By which ways do secrets come in, and are they sealed on each? Nobody's sealed text is taken from outside."""
+"""Secrets over HTTP: sealed on every route, never accepted sealed, and resealed under new keys."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from remit.model.objects import decode
 from remit.model.secrets import is_sealed
 from remit.serve import admin_routes
 from remit.store.protocol import Row
-from tests.unit.serve.in_memory_server import Api, api, secret, story, tenant, workload
+from tests.unit.serve.in_memory_server import Api, api, http_test, secret, tenant, workload
 
 PATH = "/v1/tenants/acme/secrets"
 CANARY = "canary-that-nobody-may-see"
@@ -20,15 +20,15 @@ async def patch(api: Api, path: str, change: Any, **headers: str) -> Any:
     return await api.ask("PATCH", path, change, headers={"content-type": "application/merge-patch+json", **headers})
 
 
-async def stored(api: Api, name: str = "db") -> dict[str, str]:
+async def stored_data(api: Api, name: str = "db") -> dict[str, str]:
     row = await api.store.get(f"secret/acme/{name}")
     assert row is not None
     return dict(decode(row.value).spec.data)  # type: ignore[union-attr]
 
 
-async def opened(api: Api, name: str = "db") -> dict[str, str]:
-    seals = api.desk.keyring.sealing_keys
-    return {field: seals.unseal(f"secret/acme/{name}", field, value) for field, value in (await stored(api, name)).items()}
+async def unsealed_data(api: Api, name: str = "db") -> dict[str, str]:
+    seals = api.server.keyring.sealing_keys
+    return {field: seals.unseal(f"secret/acme/{name}", field, value) for field, value in (await stored_data(api, name)).items()}
 
 
 async def rows(store: Any, prefix: str = "") -> list[Row]:
@@ -40,36 +40,36 @@ async def rows(store: Any, prefix: str = "") -> list[Row]:
             return found
 
 
-@story
-async def test_every_way_in_seals__and_no_row_of_the_store_has_the_value(api: Api) -> None:
+@http_test
+async def test_every_route_seals_and_store_never_holds_plain_value(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", password=CANARY))
     await api.must("PUT", f"{PATH}/two", secret("two", password=CANARY + "2"))
     assert (await patch(api, f"{PATH}/db", {"spec": {"data": {"more": CANARY + "3"}}})).status == 200
     applied = await api.must("POST", "/v1/apply", [secret("three", password=CANARY + "4")])
     assert applied["results"][0]["action"] == "created"
-    assert await opened(api) == {"password": CANARY, "more": CANARY + "3"}
-    assert await opened(api, "two") == {"password": CANARY + "2"}
-    assert await opened(api, "three") == {"password": CANARY + "4"}
+    assert await unsealed_data(api) == {"password": CANARY, "more": CANARY + "3"}
+    assert await unsealed_data(api, "two") == {"password": CANARY + "2"}
+    assert await unsealed_data(api, "three") == {"password": CANARY + "4"}
     assert not [row.key for row in await rows(api.store) if CANARY.encode() in row.value]
-    assert CANARY.encode() not in repr(api.desk.watch_cache.rows).encode()
+    assert CANARY.encode() not in repr(api.server.watch_cache.rows).encode()
 
 
-@story
-async def test_a_patch_keeps_the_other_values_and_lets_one_go(api: Api) -> None:
+@http_test
+async def test_patch_keeps_other_values_and_removes_null(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", a="1", b="2"))
-    before = await stored(api)
+    before = await stored_data(api)
     assert (await patch(api, f"{PATH}/db", {"spec": {"data": {"b": None, "c": "3"}}})).status == 200
-    after = await stored(api)
-    assert after["a"] == before["a"] and await opened(api) == {"a": "1", "c": "3"}
+    after = await stored_data(api)
+    assert after["a"] == before["a"] and await unsealed_data(api) == {"a": "1", "c": "3"}
 
 
-@story
-async def test_a_value_that_comes_sealed_is_refused_everywhere(api: Api) -> None:
+@http_test
+async def test_client_sealed_value_is_refused_on_every_route(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", password=CANARY))
-    text = (await stored(api))["password"]
+    text = (await stored_data(api))["password"]
     for reply in (
         await api.ask("POST", PATH, secret("stolen", password=text)),
         await api.ask("PUT", f"{PATH}/db", secret("db", password=text, other=text)),
@@ -84,12 +84,12 @@ async def test_a_value_that_comes_sealed_is_refused_everywhere(api: Api) -> None
     assert [row.key for row in await rows(api.store, "secret/")] == ["secret/acme/db"]
 
 
-@story
-async def test_claims_carry_no_secrets__sealed_or_not(api: Api) -> None:
+@http_test
+async def test_claims_may_not_carry_secrets_sealed_or_plain(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", password=CANARY))
     status = await api.must("GET", "/v1/status")
-    for value in (CANARY, (await stored(api))["password"]):
+    for value in (CANARY, (await stored_data(api))["password"]):
         operation = {
             "id": f"{status['incarnation']}.{status['window']}.abcdefgh",
             "actor": {"name": "one", "role": "workloads"},
@@ -100,11 +100,11 @@ async def test_claims_carry_no_secrets__sealed_or_not(api: Api) -> None:
         assert CANARY not in reply.body.decode()
         answered = (await api.ask("POST", "/v1/ask", {"type": "call", "operations": [operation]})).json
         assert answered["verdicts"][0]["verdict"] == "refused"
-    assert await opened(api) == {"password": CANARY}
+    assert await unsealed_data(api) == {"password": CANARY}
 
 
-@story
-async def test_the_same_again_is_unchanged__and_under_the_same_id_the_same_answer(api: Api) -> None:
+@http_test
+async def test_same_secret_is_unchanged_and_same_id_gets_same_answer(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     status = await api.must("GET", "/v1/status")
     mine = {"Remit-Operation-Id": f"{status['incarnation']}.{status['window']}.abcdefgh"}
@@ -119,9 +119,9 @@ async def test_the_same_again_is_unchanged__and_under_the_same_id_the_same_answe
     assert planned["items"][0]["diff"] == [{"path": "spec.data.password", "before": "(hidden)", "after": "(hidden)"}]
 
 
-@story
-async def test_sent_again_after_a_new_key_was_made__it_gets_the_first_answer(api: Api) -> None:
-    """F03: sealed anew it is another payload, and it is the same deed all the same."""
+@http_test
+async def test_retry_after_key_rotation_gets_first_answer(api: Api) -> None:
+    """F03: resealed, the payload differs, and it is the same operation all the same."""
     await api.must("POST", "/v1/tenants", tenant())
     status = await api.must("GET", "/v1/status")
     ids = [{"Remit-Operation-Id": f"{status['incarnation']}.{status['window']}.abcdefg{n}"} for n in range(4)]
@@ -130,8 +130,8 @@ async def test_sent_again_after_a_new_key_was_made__it_gets_the_first_answer(api
     many = await api.ask("POST", "/v1/apply", [secret("db", password="new"), secret("more", a="b")], headers=ids[2])
     assert (once.status, refused.status, many.status) == (201, 409, 200)
     for keys in (2, 3):
-        await api.desk.world.offload(api.desk.keyring.add_key)  # and nothing is sealed anew yet
-        assert len(api.desk.keyring.sealing_keys.keys) == keys
+        await api.server.world.offload(api.server.keyring.add_key)  # and nothing is resealed yet
+        assert len(api.server.keyring.sealing_keys.keys) == keys
         again = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
         assert (again.status, again.json["metadata"]["revision"]) == (201, once.json["metadata"]["revision"])
         again = await api.ask("POST", PATH, secret("db", password="else"), headers=ids[1])
@@ -139,29 +139,29 @@ async def test_sent_again_after_a_new_key_was_made__it_gets_the_first_answer(api
         again = await api.ask("POST", "/v1/apply", [secret("db", password="new"), secret("more", a="b")], headers=ids[2])
         assert [one["revision"] for one in again.json["results"]] == [one["revision"] for one in many.json["results"]]
         other = await api.ask("POST", PATH, secret("db", password="other"), headers=ids[0])
-        assert other.json["code"] == "operation_mismatch", "what is another deed is still known as one"
-    assert await opened(api) == {"password": "new"}, "and nothing was done again"
+        assert other.json["code"] == "operation_mismatch", "another operation is still distinguished"
+    assert await unsealed_data(api) == {"password": "new"}, "nothing was applied twice"
     await api.must("POST", "/v1/secrets/rotate")
     again = await api.ask("POST", PATH, secret("db", password=CANARY), headers=ids[0])
     assert (again.status, again.json["metadata"]["revision"]) == (201, once.json["metadata"]["revision"])
 
 
-@story
-async def test_limits_are_those_of_what_is_written(api: Api) -> None:
+@http_test
+async def test_size_limits_apply_to_plain_values(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     longest = "ü" * 65_536
     assert (await api.ask("POST", PATH, secret("db", a=longest))).status == 201
-    assert (await opened(api))["a"] == longest
+    assert (await unsealed_data(api))["a"] == longest
     reply = await api.ask("POST", PATH, secret("more", a=longest + "x"))
     assert (reply.status, reply.json["field"], reply.json["cure"]) == (422, "spec.data.a", "use at most 65536")
-    many = {f"k{n}": "x" * 65_000 for n in range(16)}  # almost all that one body may have, and a third more once it is sealed
+    many = {f"k{n}": "x" * 65_000 for n in range(16)}  # almost the limit of one body, and a third more once sealed
     assert (await api.ask("POST", PATH, secret("many", **many))).status == 201
     assert (await patch(api, f"{PATH}/many", {"spec": {"data": {"k0": "y"}}})).status == 200
-    assert (await opened(api, "many")) == {**many, "k0": "y"}
+    assert (await unsealed_data(api, "many")) == {**many, "k0": "y"}
 
 
-@story
-async def test_sizes_are_told_and_never_stored(api: Api) -> None:
+@http_test
+async def test_value_sizes_are_shown_but_not_stored(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", password="hunter2", empty="", wide="ü"))
     shown = await api.must("GET", f"{PATH}/db")
@@ -171,8 +171,8 @@ async def test_sizes_are_told_and_never_stored(api: Api) -> None:
     assert row is not None and b"sizes" not in row.value
 
 
-@story
-async def test_no_refusal_says_a_value_again(api: Api) -> None:
+@http_test
+async def test_refusals_never_repeat_secret_values(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     body = {"apiVersion": "remit/v1", "kind": "Secret", "metadata": {"name": "db", "tenant": "acme"}}
     for data in (
@@ -192,8 +192,8 @@ async def test_no_refusal_says_a_value_again(api: Api) -> None:
     assert reply.status == 400 and "canary" not in reply.body.decode(), reply.body
 
 
-@story
-async def test_one_that_is_read_is_not_deleted(api: Api) -> None:
+@http_test
+async def test_secret_in_use_cannot_be_deleted(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", password=CANARY))
     await api.must("POST", "/v1/tenants/acme/configs", {**secret("settings", a="b"), "kind": "Config"})
@@ -209,89 +209,89 @@ async def test_one_that_is_read_is_not_deleted(api: Api) -> None:
     await api.must("DELETE", "/v1/tenants/acme/configs/settings")
 
 
-# -- turning the key -------------------------------------------------------------------------------------------------------
+# -- key rotation ----------------------------------------------------------------------------------------------------------
 
 
-async def rotated(api: Api, query: str = "newKey=true") -> dict[str, Any]:
-    told: dict[str, Any] = await api.must("POST", f"/v1/secrets/rotate?{query}")
-    made = told.get("made", False)
-    while told.get("after"):
-        told = await api.must("POST", f"/v1/secrets/rotate?after={told['after']}")
-    return {**told, "made": made}
+async def rotate(api: Api, query: str = "newKey=true") -> dict[str, Any]:
+    answer: dict[str, Any] = await api.must("POST", f"/v1/secrets/rotate?{query}")
+    made = answer.get("made", False)
+    while answer.get("after"):
+        answer = await api.must("POST", f"/v1/secrets/rotate?after={answer['after']}")
+    return {**answer, "made": made}
 
 
-@story
-async def test_a_new_key_seals_all_anew__and_old_ones_open_until_they_are_forgotten(api: Api) -> None:
+@http_test
+async def test_new_key_reseals_all_and_old_keys_open_until_forgotten(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     for name in ("a", "b", "c"):
         await api.must("POST", PATH, secret(name, password=CANARY + name))
-    before = await stored(api, "a")
-    old = api.desk.keyring.sealing_keys.primary_id
-    told = await rotated(api)
-    assert told["made"] and told["resealed"] == 3 and told["key"] != old and told["keys"] == [told["key"], old]
-    assert (await stored(api, "a")) != before and await opened(api, "a") == {"password": CANARY + "a"}
-    assert all(is_sealed(value) and told["key"] in value for value in (await stored(api, "b")).values())
-    assert (await rotated(api, "forget=true"))["keys"] == [told["key"]]
-    assert await opened(api, "c") == {"password": CANARY + "c"}
+    before = await stored_data(api, "a")
+    old = api.server.keyring.sealing_keys.primary_id
+    answer = await rotate(api)
+    assert answer["made"] and answer["resealed"] == 3 and answer["key"] != old and answer["keys"] == [answer["key"], old]
+    assert (await stored_data(api, "a")) != before and await unsealed_data(api, "a") == {"password": CANARY + "a"}
+    assert all(is_sealed(value) and answer["key"] in value for value in (await stored_data(api, "b")).values())
+    assert (await rotate(api, "forget=true"))["keys"] == [answer["key"]]
+    assert await unsealed_data(api, "c") == {"password": CANARY + "c"}
 
 
-@story
-async def test_a_rotation_that_was_ended_anywhere_goes_on_under_the_same_key(api: Api) -> None:
+@http_test
+async def test_interrupted_rotation_continues_under_same_key(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     names = [f"s{n}" for n in range(5)]
     for name in names:
         await api.must("POST", PATH, secret(name, password=CANARY + name))
-    rows_max, admin_routes.RESEAL_MAX = admin_routes.RESEAL_MAX, 1  # type: ignore[misc]  # a request does one: it is ended after each
+    rows_max, admin_routes.RESEAL_MAX = admin_routes.RESEAL_MAX, 1  # type: ignore[misc]  # one secret a request
     try:
         for turn in range(5):
-            told = await api.must("POST", "/v1/secrets/rotate?newKey=true")
-            assert told.get("made", False) == (turn == 0), "nothing is behind only before the first"
-            keys = api.desk.keyring.sealing_keys.keys
+            answer = await api.must("POST", "/v1/secrets/rotate?newKey=true")
+            assert answer.get("made", False) == (turn == 0), "a key is created only by the first request"
+            keys = api.server.keyring.sealing_keys.keys
             assert len(keys) == 2
             for name in names:
-                assert await opened(api, name) == {"password": CANARY + name}
+                assert await unsealed_data(api, name) == {"password": CANARY + name}
         forgotten = await api.must("POST", "/v1/secrets/rotate?forget=true")
         assert len(forgotten["keys"]) == 1
     finally:
         admin_routes.RESEAL_MAX = rows_max  # type: ignore[misc]
-    assert await opened(api, "s4") == {"password": CANARY + "s4"}
+    assert await unsealed_data(api, "s4") == {"password": CANARY + "s4"}
 
 
-@story
-async def test_keys_are_not_forgotten_while_a_secret_needs_them(api: Api) -> None:
+@http_test
+async def test_keys_are_kept_while_secret_needs_them(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     for name in ("a", "b"):
         await api.must("POST", PATH, secret(name, password=CANARY))
-    api.desk.keyring.add_key()
+    api.server.keyring.add_key()
     rows_max, admin_routes.RESEAL_MAX = admin_routes.RESEAL_MAX, 1  # type: ignore[misc]
     try:
-        told = await api.must("POST", "/v1/secrets/rotate?forget=true")
-        assert told["after"] == "secret/acme/a" and len(told["keys"]) == 2
+        answer = await api.must("POST", "/v1/secrets/rotate?forget=true")
+        assert answer["after"] == "secret/acme/a" and len(answer["keys"]) == 2
     finally:
         admin_routes.RESEAL_MAX = rows_max  # type: ignore[misc]
-    assert await opened(api, "b") == {"password": CANARY}
+    assert await unsealed_data(api, "b") == {"password": CANARY}
 
 
-@story
-async def test_keys_are_not_forgotten_while_a_request_may_have_sealed_with_them(api: Api) -> None:
-    """It was sealed, and is not stored yet: nobody could ever read it."""
+@http_test
+async def test_keys_are_kept_while_write_in_flight_may_use_them(api: Api) -> None:
+    """A value sealed but not stored yet would become unreadable."""
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("a", password=CANARY))
     settle_ms, admin_routes.OLD_KEY_WRITES_MS_MAX = admin_routes.OLD_KEY_WRITES_MS_MAX, 100  # type: ignore[misc]
     try:
-        with api.desk.keyring.track_write():
+        with api.server.keyring.track_write():
             assert len((await api.must("POST", "/v1/secrets/rotate?newKey=true&forget=true"))["keys"]) == 2
         assert len((await api.must("POST", "/v1/secrets/rotate?forget=true"))["keys"]) == 1
     finally:
         admin_routes.OLD_KEY_WRITES_MS_MAX = settle_ms  # type: ignore[misc]
-    assert await opened(api, "a") == {"password": CANARY}
+    assert await unsealed_data(api, "a") == {"password": CANARY}
 
 
-@story
-async def test_the_authority_itself_takes_none_that_is_not_sealed(api: Api) -> None:
+@http_test
+async def test_authority_refuses_unsealed_secret(api: Api) -> None:
     await api.must("POST", "/v1/tenants", tenant())
     await api.must("POST", PATH, secret("db", password="x"))
-    seals = api.desk.keyring.sealing_keys
+    seals = api.server.keyring.sealing_keys
     real = seals.seal
     try:
         seals.seal = lambda name, field, value: "plain"  # type: ignore[method-assign]
@@ -299,10 +299,10 @@ async def test_the_authority_itself_takes_none_that_is_not_sealed(api: Api) -> N
         assert (reply.status, reply.json["code"]) == (422, "invalid")
     finally:
         seals.seal = real  # type: ignore[method-assign]
-    assert await opened(api) == {"password": "x"}
+    assert await unsealed_data(api) == {"password": "x"}
 
 
-def test_another_server_with_another_key_opens_nothing() -> None:
+def test_server_with_other_key_cannot_unseal() -> None:
     asyncio.run(_another_server())
 
 
@@ -313,5 +313,5 @@ async def _another_server() -> None:
         row = await first.store.get("secret/acme/db")
         assert row is not None
     async with api() as second:
-        thing = decode(row.value)
-        assert second.desk.keyring.sealing_keys.unseal_object(thing) == thing  # type: ignore[arg-type]
+        obj = decode(row.value)
+        assert second.server.keyring.sealing_keys.unseal_object(obj) == obj  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Do quota slices flow between a scope and its region, in calm, after a takeover and after a restore?"""
+"""Budget controllers: quota slices flow between a scope and its parent, also after takeovers and restores."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from remit.model.claims import Accept, AcceptIncarnation, Close, ConfirmHoldings
 from remit.model.records import Grant, GrantPhase
 from remit.simulate.actors.budget_controllers import BudgetHolder, BudgetIssuer, read_clock
 from remit.simulate.world.processes import SimProcess
-from tests.unit.simulate.world_fixtures import Scene, furnish_region, furnish_upper
+from tests.unit.simulate.world_fixtures import ActorScene, create_parent_scope, create_region
 
 
-class Pair(Scene):
-    """The two scopes, and the two who write to each other."""
+class Pair(ActorScene):
+    """The two scopes, and the budget controllers of both."""
 
     budgets: BudgetHolder
-    lender: BudgetIssuer
+    issuer: BudgetIssuer
 
 
 @pytest.fixture
 def scene() -> Iterator[Pair]:
     scene = Pair("budgets", ["global", "r1"])
-    scene.do("global", furnish_upper)
-    scene.do("r1", furnish_region)
+    scene.do("global", create_parent_scope)
+    scene.do("r1", create_region)
 
     async def main(process: SimProcess) -> None:
-        upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
+        upper, region = scene.role_context(process, "global"), scene.role_context(process, "r1")
         budgets = scene.budgets = BudgetHolder(region, upper)
         assert isinstance(budgets.issuer, BudgetIssuer)
-        scene.lender = budgets.issuer
-        scene.note(budgets)
-        scene.note(budgets.issuer)
+        scene.issuer = budgets.issuer
+        scene.record(budgets)
+        scene.record(budgets.issuer)
         async with asyncio.TaskGroup() as group:
-            for seat in (upper, region):
-                group.create_task(seat.view.follow())
+            for role_context in (upper, region):
+                group.create_task(role_context.view.follow())
             group.create_task(budgets.run())
 
     scene.start("r1-controllers", main)
@@ -44,19 +44,19 @@ def scene() -> Iterator[Pair]:
     scene.finish()
 
 
-def held(scene: Scene) -> dict[str, Grant]:
+def held(scene: ActorScene) -> dict[str, Grant]:
     return {key: grant for key, grant in scene.rows("r1", "grant/").items() if grant.spec.issuer}
 
 
-def runs(scene: Scene, grant: Grant) -> bool:
-    """Is its deadline ahead, on the clock that it was read from?"""
+def is_live(scene: ActorScene, grant: Grant) -> bool:
+    """Whether its deadline is in the future, on the clock that set it."""
     clocks = {process.machine.clock.boot(): process.machine.clock for process in scene.processes.values()}
     deadline = grant.status.deadline
     return deadline is not None and clocks[deadline.boot].now_ms() < deadline.at_ms
 
 
-def working(scene: Scene) -> list[Grant]:
-    """Slices that both sides agree on, at the same serial, and that run."""
+def agreed_slices(scene: ActorScene) -> list[Grant]:
+    """Live slices on which both sides agree, at the same serial."""
     above = scene.rows("global", "grant/")
     return [
         grant
@@ -65,18 +65,20 @@ def working(scene: Scene) -> list[Grant]:
     ]
 
 
-def test_slices_are_issued_taken_up_renewed_given_back_in_part_reported_and_closed(scene: Scene) -> None:
+def test_slices_go_through_whole_lifecycle(scene: ActorScene) -> None:
     scene.run(40)
     for kind in (AcceptIncarnation, Issue, Accept, Renew, ReturnCapacity, Credit, Close):
         assert scene.accepted(kind) > 1, f"{kind.__name__}: {scene.listener.codes()}"
-    assert {grant.spec.tenant for grant in working(scene)} >= {"t1", "t2"}
+    assert {grant.spec.tenant for grant in agreed_slices(scene)} >= {"t1", "t2"}
     purposes = {
-        claim.spec.purpose for claim, verdict in scene.noted if isinstance(claim, Issue) and not isinstance(verdict, Refused)
+        claim.spec.purpose
+        for claim, verdict in scene.recorded_verdicts
+        if isinstance(claim, Issue) and not isinstance(verdict, Refused)
     }
     assert purposes == {"quota", "budget", "offer"}
 
 
-def test_what_the_region_has_is_never_more_than_what_was_lent(scene: Scene) -> None:
+def test_region_never_holds_more_than_was_granted(scene: ActorScene) -> None:
     for _ in range(40):
         scene.run(0.5)
         above = scene.rows("global", "grant/")
@@ -85,31 +87,31 @@ def test_what_the_region_has_is_never_more_than_what_was_lent(scene: Scene) -> N
             assert grant.spec.amount <= lent if lent is not None else not grant.spec.amount, key
 
 
-def test_the_region_changes_its_server__slices_lapse_there_and_are_renewed_on_the_new_clock(scene: Scene) -> None:
+def test_server_change_in_region_lapses_slices_and_renews_them(scene: ActorScene) -> None:
     scene.run(5)
-    before = {grant.status.deadline.boot for grant in working(scene) if grant.status.deadline}
+    before = {grant.status.deadline.boot for grant in agreed_slices(scene) if grant.status.deadline}
     leader = next(name for name in scene.servers["r1"] if f"m-{name}-0" in before)
     scene.processes[leader].kill()
     scene.run(5)
-    after = {grant.status.deadline.boot for grant in working(scene) if grant.status.deadline}
+    after = {grant.status.deadline.boot for grant in agreed_slices(scene) if grant.status.deadline}
     assert before and after and before.isdisjoint(after)
 
 
 @pytest.mark.parametrize("scope", ["r1", "global"])
-def test_a_scope_is_restored__they_recognise_each_other_again_and_slices_flow(scene: Scene, scope: str) -> None:
+def test_slices_flow_again_after_restore_of_either_scope(scene: ActorScene, scope: str) -> None:
     scene.run(6)
     backup = scene.backup(scope)
     scene.run(6)
     scene.restore(scope, backup, "again")
-    scene.noted.clear()
+    scene.recorded_verdicts.clear()
     scene.run(12)
     assert scene.accepted(AcceptIncarnation) >= 1 and scene.accepted(ConfirmHoldings) >= 1
     assert scene.accepted(Accept) > 1 and scene.accepted(Credit) > 1
-    assert {grant.spec.tenant for grant in working(scene)} >= {"t1", "t2"}
+    assert {grant.spec.tenant for grant in agreed_slices(scene)} >= {"t1", "t2"}
     assert not [key for key, grant in held(scene).items() if grant.status.phase is GrantPhase.VOID]
 
 
-def test_answers_are_lost__intents_keep_their_ids_and_slices_flow_when_answers_come_again(scene: Pair) -> None:
+def test_lost_answers_keep_operation_ids_and_slices_flow_afterwards(scene: Pair) -> None:
     scene.run(4)
     for n in range(30):
         servers = scene.servers["global" if n % 2 else "r1"]
@@ -119,24 +121,24 @@ def test_answers_are_lost__intents_keep_their_ids_and_slices_flow_when_answers_c
         for name in servers:
             scene.network.heal(name, "r1-controllers")
         scene.run(0.5)
-    assert scene.budgets.resumed + scene.lender.resumed > 0
-    assert scene.budgets.abandoned + scene.lender.abandoned > 0
+    assert scene.budgets.resumed + scene.issuer.resumed > 0
+    assert scene.budgets.abandoned + scene.issuer.abandoned > 0
     scene.run(6)
-    assert {grant.spec.tenant for grant in working(scene)} >= {"t1", "t2"}
+    assert {grant.spec.tenant for grant in agreed_slices(scene)} >= {"t1", "t2"}
 
 
 @pytest.mark.parametrize("seed", ["one", "two", "three"])
-def test_two_pairs_stand_by_for_each_other__one_of_them_holds_both_roles(seed: str) -> None:
-    """A letter reaches only who sits beside its writer, so both ends of the mail must be with one pair."""
-    scene = Scene(seed, ["global", "r1"])
-    scene.do("global", furnish_upper)
-    scene.do("r1", furnish_region)
+def test_standby_controller_pair_takes_over_both_roles_together(seed: str) -> None:
+    """A peer message reaches only a recipient beside its sender, so one pair must hold both ends."""
+    scene = ActorScene(seed, ["global", "r1"])
+    scene.do("global", create_parent_scope)
+    scene.do("r1", create_region)
 
     async def main(process: SimProcess) -> None:
-        upper, region = scene.seat(process, "global"), scene.seat(process, "r1")
+        upper, region = scene.role_context(process, "global"), scene.role_context(process, "r1")
         async with asyncio.TaskGroup() as group:
-            for seat in (upper, region):
-                group.create_task(seat.view.follow())
+            for role_context in (upper, region):
+                group.create_task(role_context.view.follow())
             group.create_task(BudgetHolder(region, upper).run())
 
     names = ["r1-controllers-1", "r1-controllers-2"]
@@ -144,7 +146,7 @@ def test_two_pairs_stand_by_for_each_other__one_of_them_holds_both_roles(seed: s
         scene.start(name, main)
     for name in (*names, *names):
         scene.run(5)
-        live = [grant for grant in held(scene).values() if grant.status.phase is GrantPhase.LIVE and runs(scene, grant)]
+        live = [grant for grant in held(scene).values() if grant.status.phase is GrantPhase.LIVE and is_live(scene, grant)]
         assert {grant.spec.tenant for grant in live} >= {"t1", "t2"}
         leases = [scene.rows("r1", "lease/budgets")["lease/budgets"], scene.rows("global", "lease/budgets")["lease/budgets/r1"]]
         assert len({lease.spec.holder for lease in leases}) == 1
@@ -154,18 +156,18 @@ def test_two_pairs_stand_by_for_each_other__one_of_them_holds_both_roles(seed: s
     scene.finish()
 
 
-def test_a_scope_alone_plays_offers_only() -> None:
-    scene = Scene("alone", ["r1"])
-    scene.do("r1", furnish_region)
-    scene.do("r1", furnish_upper)
+def test_single_scope_uses_only_offers() -> None:
+    scene = ActorScene("alone", ["r1"])
+    scene.do("r1", create_region)
+    scene.do("r1", create_parent_scope)
     budgets: list[BudgetHolder] = []
 
     async def main(process: SimProcess) -> None:
-        seat = scene.seat(process, "r1")
-        budgets.append(BudgetHolder(seat))
-        scene.note(budgets[0])
+        role_context = scene.role_context(process, "r1")
+        budgets.append(BudgetHolder(role_context))
+        scene.record(budgets[0])
         async with asyncio.TaskGroup() as group:
-            group.create_task(seat.view.follow())
+            group.create_task(role_context.view.follow())
             group.create_task(budgets[0].run())
 
     scene.start("r1-controllers", main)

@@ -1,4 +1,4 @@
-"""Is what is said of warm nodes heard, wrong often enough, and taken back with nothing left closed?"""
+"""Hints about warm nodes: reported, wrong often enough, and withdrawn without leaving nodes closed."""
 
 from __future__ import annotations
 
@@ -24,52 +24,54 @@ operations = 0
 
 
 @cache
-def told() -> dict[str, list[Any]]:
-    """Every version of every object of one run."""
+def object_versions() -> dict[str, list[Any]]:
+    """Every version of every object of one run, by key."""
     simulation = Simulation(parse("gossip", TEXT), 1)
     run = simulation.run()
     assert run.violations == ()
-    stories = simulation.judge.history("local").versions
-    return {key: [one.content for one in versions] for key, versions in stories.items()}
+    versions_by_key = simulation.judge.history("local").versions
+    return {key: [one.content for one in versions] for key, versions in versions_by_key.items()}
 
 
-def said() -> list[tuple[str, Any]]:
-    """Which node, and what was said of it."""
+def hints() -> list[tuple[str, Any]]:
+    """Pairs of a node and the hint reported for it."""
     return [
         (key.removeprefix("summary/warm/"), content["spec"])
-        for key, versions in told().items()
+        for key, versions in object_versions().items()
         if key.startswith("summary/warm/")
         for content in versions
     ]
 
 
-def test_nodes_speak_for_themselves_and_others_for_them() -> None:
-    holders = {spec["holder"].partition("/")[0] for _, spec in said()}
+def test_agents_and_gossips_report_hints_and_some_override() -> None:
+    holders = {spec["holder"].partition("/")[0] for _, spec in hints()}
     assert holders == {"agent", "gossip"}
-    assert {spec["epoch"] for _, spec in said() if spec["holder"] == "gossip"} >= {OVERRIDING_EPOCH}
-    assert all(spec["epoch"] < OVERRIDING_EPOCH for _, spec in said() if spec["holder"] != "gossip")
+    assert {spec["epoch"] for _, spec in hints() if spec["holder"] == "gossip"} >= {OVERRIDING_EPOCH}
+    assert all(spec["epoch"] < OVERRIDING_EPOCH for _, spec in hints() if spec["holder"] != "gossip")
 
 
-def test_nodes_are_praised_that_are_closed__that_never_were__and_that_are_gone() -> None:
-    praised = {node for node, _ in said()}
-    nodes = {key.removeprefix("node/"): versions for key, versions in told().items() if key.startswith("node/")}
-    assert praised - nodes.keys(), "none that never was"
+def test_hints_name_closed_missing_and_deleted_nodes() -> None:
+    hinted = {node for node, _ in hints()}
+    nodes = {key.removeprefix("node/"): versions for key, versions in object_versions().items() if key.startswith("node/")}
+    assert hinted - nodes.keys(), "no hint for a missing node"
     assert any(
-        name.startswith(TEMPORARY_NODE_PREFIX) and versions[-1] is None for name, versions in nodes.items() if name in praised
+        name.startswith(TEMPORARY_NODE_PREFIX) and versions[-1] is None for name, versions in nodes.items() if name in hinted
     )
     closed = [name for name, versions in nodes.items() if any(one and one["spec"].get("taints") for one in versions)]
-    assert praised & set(closed)
+    assert hinted & set(closed)
 
 
-def test_in_the_end_every_node_takes_work() -> None:
-    ours = [versions[-1] for key, versions in told().items() if key.startswith("node/local-")]
-    assert len(ours) == 4
-    assert all(health_of(one) == "ready" and is_open(one) and not one["spec"].get("taints") for one in ours)
+def test_all_nodes_accept_work_at_end_of_run() -> None:
+    nodes = [versions[-1] for key, versions in object_versions().items() if key.startswith("node/local-")]
+    assert len(nodes) == 4
+    assert all(health_of(one) == "ready" and is_open(one) and not one["spec"].get("taints") for one in nodes)
 
 
-def test_a_hint_ranks() -> None:
-    """Else nothing would be shown: the best places of some decisions are warm ones, and of some they are not."""
-    decisions = [one["spec"] for key, versions in told().items() if key.startswith("decision/") for one in versions if one]
+def test_hints_affect_ranking_of_some_decisions() -> None:
+    """Otherwise the scenario would show nothing: the best places of some decisions are warm, and of some they are not."""
+    decisions = [
+        one["spec"] for key, versions in object_versions().items() if key.startswith("decision/") for one in versions if one
+    ]
     ranked = [spec["candidates"] for spec in decisions if spec.get("candidates")]
     warmth = [candidates[0].get("parts", {}).get("locality") for candidates in ranked]
     assert any(warmth) and None in warmth

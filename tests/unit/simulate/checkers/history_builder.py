@@ -1,6 +1,6 @@
-"""Who writes the histories that the checkers are tried on? A pen: lawful by default, and anything if told. No test is here.
+"""Builds the histories that checkers are tested on: lawful by default, and anything on request. No tests.
 
-It is no authority: it decides nothing, and keeps nothing but the chain. What stands in a row is what the test wrote.
+It is no authority: it decides nothing and keeps only the chain. The rows are exactly what the test wrote.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOLDER = "a1"
 
 
 class World:
-    """One judge, and a clock that moves when told. Every process has the same clock, so a stand is three times now."""
+    """One judge and a manual clock. All processes share the clock, so the three times of a commit are equal."""
 
     def __init__(self) -> None:
         self.now_ms = 1_000_000
@@ -31,12 +31,12 @@ class World:
 
     @property
     def found(self) -> list[str]:
-        """The names of the checks that found something."""
+        """Names of the checks that reported a violation."""
         return list(dict.fromkeys(violation.check for violation in self.judge.violations))
 
 
-class Pen:
-    """Writes one scope's commits."""
+class HistoryBuilder:
+    """Writes the commits of one scope."""
 
     def __init__(self, world: World | None = None, scope: str = "r1") -> None:
         self.world = World() if world is None else world
@@ -45,12 +45,12 @@ class Pen:
             "incarnation": f"{scope}-i1", "epoch": 0, "sequence": 0, "holder": "", "count": 0, "digest": "",
         }  # fmt: skip
         self.rows: dict[str, Json] = {}
-        self.seize()
+        self.take_over()
         self.commit({"incarnation": self.head["incarnation"]}, [])
 
     # -- the chain ---------------------------------------------------------------------------------------------------
 
-    def seize(self, holder: str = HOLDER) -> None:
+    def take_over(self, holder: str = HOLDER) -> None:
         epoch = self.head["epoch"] + 1
         self._advance([], [], epoch=epoch, holder=holder, before=f"{self.head['digest']} {epoch} {holder}")
 
@@ -63,7 +63,9 @@ class Pen:
         stand: CommitTimes | None = None,
         audit: bool = True,
     ) -> None:
-        """One batch: rows by key (None deletes) and who did what; neither is a beat. `head` overrides the chain."""
+        """Commit one batch: rows by key (None deletes) and audit entries; with neither, a heartbeat. `head` overrides the
+        chain.
+        """
         puts = [(key, self._bytes(key, content)) for key, content in rows.items() if content is not None]
         if audit and (entries or not rows):
             batch = {"epoch": self.head["epoch"], "window": 1, "horizon": 1, "first": 1, "at": "", "entries": list(entries)}
@@ -110,7 +112,7 @@ class Pen:
         self.world.judge.on_commit(self.scope, written, deletes, self.revision, where)
 
     def restore(self, rows: Mapping[str, Json], *, incarnation: str) -> None:
-        """Put these rows in the store's place, as a backup does."""
+        """Replace the store's rows with these, as a restored backup does."""
         self.rows = json.loads(json.dumps(dict(rows)))
         self.revision += 1
         self.head = {**self.head, "incarnation": incarnation, "epoch": self.head["epoch"] + 1, "holder": "restore"}
@@ -118,9 +120,9 @@ class Pen:
         written.append(("head", json.dumps(self.head).encode(), self.revision))
         self.world.judge.on_restore(self.scope, written, self.revision)
 
-    def doubt(self, more: Mapping[str, Json] = MappingProxyType({})) -> None:
-        """The first words of a new incarnation: nothing is known of nodes, nor of what runs there."""
-        self.seize("a2")
+    def mark_restored(self, more: Mapping[str, Json] = MappingProxyType({})) -> None:
+        """Commit the first batch of a new incarnation: the state of nodes and of their replicas is unknown."""
+        self.take_over("a2")
         rows: dict[str, Json] = {"incarnation": self.head["incarnation"], **more}
         for key, row in self.rows.items():
             if key.startswith("node/"):
@@ -129,22 +131,22 @@ class Pen:
                 rows[key] = self.status(key, phase="unknown", before=phase)
         self.commit(rows, [])
 
-    # -- who did what ------------------------------------------------------------------------------------------------
+    # -- audit entries -----------------------------------------------------------------------------------------------
 
     def entry(self, did: str, subject: str, role: str, **more: Any) -> Json:
         self.count += 1
-        said = {
+        fields = {
             "id": f"{self.head['incarnation']}.1.n{self.count}", "digest": "d", "did": did, "subject": subject,
             "actor": f"{role}!", "role": role.split("/")[0],
             "lease": "" if role in ("user", "operator") else role, "epoch": 0 if role in ("user", "operator") else 1,
             "seen": 0, "age_ms": 0, "number": 0, "code": "", "detail": "", "trace": "",
         }  # fmt: skip
-        return list({**said, **more}.values())
+        return list({**fields, **more}.values())
 
-    # -- the furniture -----------------------------------------------------------------------------------------------
+    # -- objects -----------------------------------------------------------------------------------------------------
 
-    def furnish(self, **more: Any) -> Pen:
-        """Leases, two ready nodes, a tenant, and a service of three replicas; `more` goes into the workload's spec."""
+    def prepare(self, **more: Any) -> HistoryBuilder:
+        """Leases, two ready nodes, a tenant and a service of three replicas; `more` goes into the workload's spec."""
         leases = {f"lease/{role}": {"metadata": {"name": role}, "spec": {"holder": f"{role}!", "epoch": 1}} for role in ROLES}
         self.commit(leases, [self.entry("acquire", role, role) for role in ROLES])
         nodes = {f"node/{name}": node(name, zone) for name, zone in (("n1", "a"), ("n2", "b"))}
@@ -175,7 +177,7 @@ class Pen:
         return attempt_id(self.rows[key])
 
     def status(self, key: str, **changes: Any) -> Json:
-        """The row of a replica with its status changed; what is None is left out."""
+        """The row of a replica with its status changed; None removes a field."""
         row = self.rows[key]
         status = {**row.get("status", {}), **changes}
         return {**row, "status": {name: value for name, value in status.items() if value is not None}}
@@ -190,7 +192,7 @@ class Pen:
         self.commit({key: self.status(key, phase=phase, **changes)}, [self.entry(did, key, role)])
 
     def run(self, key: str, at: str = "n1", *, until: str = "running") -> None:
-        """Bound, starting, running."""
+        """Bind, start, run; until this phase."""
         self.bind(key, at)
         for phase in ("starting", "running", "ready"):
             self.move(key, phase, f"agent/{at}")
@@ -210,8 +212,8 @@ class Pen:
 
     def grant(self, name: str, role: str = "budgets", **spec: Any) -> None:
         status = spec.pop("status", {"deadline": {"boot": self.boot, "atMs": self.world.now_ms + 3_600_000}})
-        whole = {"holder": "scheduler", "amount": {"cpu": "2"}, "parent": "tenant/t1", "tenant": "t1", "ttl": "1h", **spec}
-        row = {"metadata": {"name": name}, "spec": whole, "status": status}
+        full_spec = {"holder": "scheduler", "amount": {"cpu": "2"}, "parent": "tenant/t1", "tenant": "t1", "ttl": "1h", **spec}
+        row = {"metadata": {"name": name}, "spec": full_spec, "status": status}
         self.commit({f"grant/{name}": row}, [self.entry("issue", name, role)])
 
     @property
@@ -229,7 +231,7 @@ def tenant(name: str, cpu: str = "16") -> Json:
 
 
 def replica(workload: str, index: int, *, uid: str, generation: int = 1, **status: Any) -> Json:
-    """The later ones rank higher."""
+    """A replica row; a higher index has a higher priority."""
     made = {
         "metadata": {"name": f"{workload}-{index}", "tenant": "t1", "uid": uid},
         "spec": {"workload": workload, "generation": generation, "index": index, "priority": index},

@@ -1,117 +1,117 @@
-"""Is what clients and observers were told held against the history?"""
+"""Acknowledgement checks: answers to clients and observed revisions are compared with the history."""
 
 from __future__ import annotations
 
-from tests.unit.simulate.checkers.history_builder import Json, Pen
+from tests.unit.simulate.checkers.history_builder import HistoryBuilder, Json
 
 
-def noted(code: str = "", number: int = 0) -> tuple[Pen, str]:
-    pen = Pen().furnish()
+def history_with_note(code: str = "", number: int = 0) -> tuple[HistoryBuilder, str]:
+    h = HistoryBuilder().prepare()
     rows: dict[str, Json] = {} if code else {"event/e": {"spec": {}}}
-    pen.commit(rows, [pen.entry("note", "e", "user", id="r1-i1.1.x", code=code, number=number)])
-    return pen, "r1-i1.1.x"
+    h.commit(rows, [h.entry("note", "e", "user", id="r1-i1.1.x", code=code, number=number)])
+    return h, "r1-i1.1.x"
 
 
-def test_an_answer_that_stands_in_a_batch_is_true() -> None:
-    pen, operation = noted(number=3)
-    pen.world.judge.on_answer("r1", operation, "", 3, pen.revision)
-    pen.world.judge.on_answer("r1", operation, "", 3, pen.revision)
-    assert pen.found == []
+def test_answer_recorded_in_batch_is_true() -> None:
+    h, operation = history_with_note(number=3)
+    h.world.judge.on_answer("r1", operation, "", 3, h.revision)
+    h.world.judge.on_answer("r1", operation, "", 3, h.revision)
+    assert h.found == []
 
 
-def test_a_refusal_is_an_answer_too() -> None:
-    pen, operation = noted("role")
-    pen.world.judge.on_answer("r1", operation, "role", 0, pen.revision)
-    assert pen.found == []
+def test_recorded_refusal_is_true() -> None:
+    h, operation = history_with_note("role")
+    h.world.judge.on_answer("r1", operation, "role", 0, h.revision)
+    assert h.found == []
 
 
-def test_an_answer_that_no_batch_tells_of_is_caught() -> None:
-    pen, _ = noted()
-    pen.world.judge.on_answer("r1", "r1-i1.1.y", "", 0, 7)
-    assert pen.found == ["acknowledged_is_in_history"]
+def test_answer_without_batch_record_is_violation() -> None:
+    h, _ = history_with_note()
+    h.world.judge.on_answer("r1", "r1-i1.1.y", "", 0, 7)
+    assert h.found == ["acknowledged_is_in_history"]
 
 
-def test_another_answer_than_the_one_that_was_stored_is_caught() -> None:
-    for said in (("role", 0, 0), ("", 4, 0), ("", 3, 1)):
-        pen, operation = noted(number=3)
-        pen.world.judge.on_answer("r1", operation, said[0], said[1], pen.revision + said[2])
-        assert pen.found == ["acknowledged_is_in_history"], said
+def test_answer_that_differs_from_record_is_violation() -> None:
+    for answer in (("role", 0, 0), ("", 4, 0), ("", 3, 1)):
+        h, operation = history_with_note(number=3)
+        h.world.judge.on_answer("r1", operation, answer[0], answer[1], h.revision + answer[2])
+        assert h.found == ["acknowledged_is_in_history"], answer
 
 
-def test_two_answers_to_one_id_are_caught() -> None:
-    pen, operation = noted(number=3)
-    pen.world.judge.on_answer("r1", operation, "", 3, pen.revision)
-    pen.world.judge.on_answer("r1", operation, "", 5, pen.revision)
-    assert "one_answer_per_operation" in pen.found
+def test_two_answers_to_one_operation_id_are_violation() -> None:
+    h, operation = history_with_note(number=3)
+    h.world.judge.on_answer("r1", operation, "", 3, h.revision)
+    h.world.judge.on_answer("r1", operation, "", 5, h.revision)
+    assert "one_answer_per_operation" in h.found
 
 
-def test_a_refused_id_says_nothing_of_the_operation() -> None:
-    pen, _ = noted()
-    pen.world.judge.on_answer("r1", "r1-i1.1.y", "operation_expired", 0, 0)
-    assert pen.found == []
+def test_answer_that_id_expired_is_no_violation() -> None:
+    h, _ = history_with_note()
+    h.world.judge.on_answer("r1", "r1-i1.1.y", "operation_expired", 0, 0)
+    assert h.found == []
 
 
-def test_an_id_that_stands_for_what_was_asked_is_well() -> None:
-    pen, operation = noted(number=3)
+def test_id_with_matching_payload_is_no_violation() -> None:
+    h, operation = history_with_note(number=3)
     for taken in ("d", ""):
-        pen.world.judge.on_answer("r1", operation, "", 3, pen.revision, taken)
+        h.world.judge.on_answer("r1", operation, "", 3, h.revision, taken)
     for code in ("operation_mismatch", "operation_expired"):
-        pen.world.judge.on_answer("r1", operation, code, 0, 0, "other")
-    pen.commit({}, [pen.entry("abandoned", "", "user", id="r1-i1.1.gone", digest="", code="abandoned")])
-    pen.world.judge.on_answer("r1", "r1-i1.1.gone", "abandoned", 0, pen.revision, "other")
-    assert pen.found == []
+        h.world.judge.on_answer("r1", operation, code, 0, 0, "other")
+    h.commit({}, [h.entry("abandoned", "", "user", id="r1-i1.1.gone", digest="", code="abandoned")])
+    h.world.judge.on_answer("r1", "r1-i1.1.gone", "abandoned", 0, h.revision, "other")
+    assert h.found == []
 
 
-def test_an_answer_to_something_else_under_the_same_id_is_caught() -> None:
+def test_answer_to_other_payload_under_same_id_is_violation() -> None:
     for code in ("", "role"):
-        pen, operation = noted(code)
-        pen.world.judge.on_answer("r1", operation, code, 0, pen.revision, "other")
-        assert pen.found == ["an_id_stands_for_one_payload"]
+        h, operation = history_with_note(code)
+        h.world.judge.on_answer("r1", operation, code, 0, h.revision, "other")
+        assert h.found == ["an_id_stands_for_one_payload"]
 
 
-def test_an_answer_heard_after_a_restore_lost_it_is_listed() -> None:
-    pen, operation = noted()
-    at = pen.revision
-    pen.restore({}, incarnation="r1-i2")
-    pen.world.judge.on_answer("r1", operation, "", 0, at)
-    assert pen.found == [] and pen.world.judge.lost == {"r1": [operation]}
+def test_answer_lost_by_restore_is_listed_as_lost() -> None:
+    h, operation = history_with_note()
+    at = h.revision
+    h.restore({}, incarnation="r1-i2")
+    h.world.judge.on_answer("r1", operation, "", 0, at)
+    assert h.found == [] and h.world.judge.lost == {"r1": [operation]}
 
 
-def test_to_abandon_is_answered_with_what_had_happened() -> None:
-    pen, _ = noted(number=3)
-    first = pen.revision
-    pen.commit({}, [pen.entry("abandon", "r1-i1.1.x", "user", id="r1-i1.1.a")])
-    pen.world.judge.on_answer("r1", "r1-i1.1.a", "", 3, first)
-    assert pen.found == []
+def test_abandon_is_answered_with_earlier_outcome() -> None:
+    h, _ = history_with_note(number=3)
+    first = h.revision
+    h.commit({}, [h.entry("abandon", "r1-i1.1.x", "user", id="r1-i1.1.a")])
+    h.world.judge.on_answer("r1", "r1-i1.1.a", "", 3, first)
+    assert h.found == []
 
 
-def test_an_observer_goes_forward_over_restarts_and_restores() -> None:
-    pen = Pen().furnish()
-    for revision in (3, 3, pen.revision):
-        pen.world.judge.on_observed("scheduler-1", "r1", "r1-i1", revision)
-    pen.restore({}, incarnation="r1-i2")
-    pen.world.judge.on_observed("scheduler-1", "r1", "r1-i2", pen.revision)
-    pen.world.judge.on_observed("scheduler-2", "r1", "r1-i1", 2)
-    assert pen.found == []
+def test_observer_may_advance_over_restarts_and_restores() -> None:
+    h = HistoryBuilder().prepare()
+    for revision in (3, 3, h.revision):
+        h.world.judge.on_observed("scheduler-1", "r1", "r1-i1", revision)
+    h.restore({}, incarnation="r1-i2")
+    h.world.judge.on_observed("scheduler-1", "r1", "r1-i2", h.revision)
+    h.world.judge.on_observed("scheduler-2", "r1", "r1-i1", 2)
+    assert h.found == []
 
 
-def test_an_observer_that_goes_back_is_caught() -> None:
-    pen = Pen().furnish()
-    pen.world.judge.on_observed("o", "r1", "r1-i1", 4)
-    pen.world.judge.on_observed("o", "r1", "r1-i1", 3)
-    assert pen.found == ["observers_never_go_back"]
+def test_observer_going_back_is_violation() -> None:
+    h = HistoryBuilder().prepare()
+    h.world.judge.on_observed("o", "r1", "r1-i1", 4)
+    h.world.judge.on_observed("o", "r1", "r1-i1", 3)
+    assert h.found == ["observers_never_go_back"]
 
 
-def test_an_observer_that_returns_to_a_past_incarnation_is_caught() -> None:
-    pen = Pen().furnish()
-    pen.restore({}, incarnation="r1-i2")
-    pen.world.judge.on_observed("o", "r1", "r1-i2", pen.revision)
-    pen.world.judge.on_observed("o", "r1", "r1-i1", pen.revision)
-    assert pen.found == ["observers_never_go_back"]
+def test_observer_returning_to_old_incarnation_is_violation() -> None:
+    h = HistoryBuilder().prepare()
+    h.restore({}, incarnation="r1-i2")
+    h.world.judge.on_observed("o", "r1", "r1-i2", h.revision)
+    h.world.judge.on_observed("o", "r1", "r1-i1", h.revision)
+    assert h.found == ["observers_never_go_back"]
 
 
-def test_an_observer_that_sees_what_never_was_is_caught() -> None:
+def test_observer_of_unknown_revision_or_incarnation_is_violation() -> None:
     for incarnation, ahead in (("r1-i1", 1), ("r1-i9", 0)):
-        pen = Pen().furnish()
-        pen.world.judge.on_observed("o", "r1", incarnation, pen.revision + ahead)
-        assert pen.found == ["observers_never_go_back"]
+        h = HistoryBuilder().prepare()
+        h.world.judge.on_observed("o", "r1", incarnation, h.revision + ahead)
+        assert h.found == ["observers_never_go_back"]

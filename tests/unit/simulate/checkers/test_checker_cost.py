@@ -1,4 +1,4 @@
-"""Does a commit cost the same in a small scope and in a large one? Counted in calls, which no busy machine changes."""
+"""Cost of the checkers: a commit costs the same in a small and in a large scope, counted in calls."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from types import FrameType
 from unittest import mock
 
 from remit.simulate.checkers import judge
-from tests.unit.simulate.checkers.busy_scope import crowd, lives
+from tests.unit.simulate.checkers.busy_scope import busy_scope, lifecycle_commits
 
 
 def calls_per_commit(nodes: int, replicas: int, grants: int) -> float:
-    pen, calls, commits = crowd(nodes, replicas, grants), 0, 0
+    pen, calls, commits = busy_scope(nodes, replicas, grants), 0, 0
 
     def count(frame: FrameType, event: str, _: object) -> None:
         nonlocal calls
-        calls += event == "call" and "checkers/pen" not in frame.f_code.co_filename
+        calls += event == "call" and "checkers/history_builder" not in frame.f_code.co_filename
 
     with mock.patch.object(judge, "RECOUNT_EVERY", 1_000_000):
         sys.setprofile(count)
         try:
-            for _ in lives(pen):
+            for _ in lifecycle_commits(pen):
                 commits += 1
         finally:
             sys.setprofile(None)
@@ -28,6 +28,6 @@ def calls_per_commit(nodes: int, replicas: int, grants: int) -> float:
     return calls / commits
 
 
-def test_a_commit_costs_the_same_in_a_small_scope_and_in_a_large_one() -> None:
+def test_commit_check_cost_does_not_grow_with_scope() -> None:
     small, large = calls_per_commit(10, 20, 3), calls_per_commit(100, 200, 30)
     assert large < 2 * small, f"{small:.0f} calls a commit became {large:.0f}"

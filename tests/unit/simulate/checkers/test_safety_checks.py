@@ -1,4 +1,4 @@
-"""Would each promise's breach be noticed, under its own name? One broken history each; and lawful ones, which pass."""
+"""Safety checks: one violating history per property, reported under its own name, and lawful histories that pass."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 
 from remit.simulate.checkers.judge import CommitTimes
 from remit.simulate.checkers.registry import CHECKS
-from tests.unit.simulate.checkers.false_decisions import SAID, Breach
-from tests.unit.simulate.checkers.history_builder import Json, Pen, World, generation_key, node, replica, tenant
+from tests.unit.simulate.checkers.false_decisions import FALSE_DECISIONS, Breach
+from tests.unit.simulate.checkers.history_builder import HistoryBuilder, Json, World, generation_key, node, replica, tenant
 
-BREACHES: list[tuple[str, Breach]] = [*SAID]
+VIOLATIONS: list[tuple[str, Breach]] = [*FALSE_DECISIONS]
 GPU: dict[str, Json] = {
     "devices": [{"name": "gpu-0", "kind": "gpu", "model": "H100"}, {"name": "gpu-1", "kind": "gpu", "model": "L4"}]
 }
@@ -23,43 +23,43 @@ ASKS_GPU: dict[str, Json] = {
 FENCED: dict[str, Json] = {"replace": "fenced", "fence": "1m"}
 
 
-def breaks(check: str) -> Callable[[Breach], Breach]:
+def violates(check: str) -> Callable[[Breach], Breach]:
     def register(breach: Breach) -> Breach:
-        BREACHES.append((check, breach))
+        VIOLATIONS.append((check, breach))
         return breach
 
     return register
 
 
-# ------------------------------------------------------------------------------------------------------------- lawful lives
+# ---------------------------------------------------------------------------------------------------- lawful histories
 
 
-def test_a_lawful_life_breaks_nothing() -> None:
+def test_lawful_lifecycle_is_no_violation() -> None:
     """Every phase, a grant, a reservation with a victim, a loss past its fence, another attempt, and the end."""
-    pen = Pen().furnish()
-    a, b, c = pen.spawn(0, 1, 2)
-    pen.run(a, until="ready")
-    pen.move(a, "serving", "endpoints")
-    pen.move(a, "unknown", "node-lifecycle", before="serving")
-    pen.move(a, "serving", "agent/n1", before=None)
-    pen.grant("s")
-    pen.bind(b, "n2", grants=["s"])
-    pen.move(b, "unknown", "node-lifecycle", before="bound")
-    pen.world.now_ms += 31_000
-    pen.move(b, "failed", "node-lifecycle", result="lost")
-    pen.move(b, "released", "repair", grants=None)
-    pen.requeue(b)
-    victim = pen.status(a, phase="draining")
-    held = pen.status(c, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: pen.copy(a)})
-    pen.commit({a: victim, c: held}, [pen.entry("reserve", c, "scheduler")])
-    pen.move(a, "stopping", "agent/n1")
-    pen.move(a, "released", "agent/n1", grants=None, result="ok")
-    pen.bind(c, victims=None)
-    pen.commit({a: None}, [pen.entry("forget", a, "workloads")])
-    pen.world.judge.conclude()
-    assert pen.world.judge.violations == []
-    assert pen.world.judge.edges_seen["reserved", "bound", "scheduler"] == 1
-    assert pen.world.judge.accepted_operations["spawn"] == 1 and pen.world.judge.codes_seen["accepted"] == pen.count
+    h = HistoryBuilder().prepare()
+    a, b, c = h.spawn(0, 1, 2)
+    h.run(a, until="ready")
+    h.move(a, "serving", "endpoints")
+    h.move(a, "unknown", "node-lifecycle", before="serving")
+    h.move(a, "serving", "agent/n1", before=None)
+    h.grant("s")
+    h.bind(b, "n2", grants=["s"])
+    h.move(b, "unknown", "node-lifecycle", before="bound")
+    h.world.now_ms += 31_000
+    h.move(b, "failed", "node-lifecycle", result="lost")
+    h.move(b, "released", "repair", grants=None)
+    h.requeue(b)
+    victim = h.status(a, phase="draining")
+    held = h.status(c, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: h.copy(a)})
+    h.commit({a: victim, c: held}, [h.entry("reserve", c, "scheduler")])
+    h.move(a, "stopping", "agent/n1")
+    h.move(a, "released", "agent/n1", grants=None, result="ok")
+    h.bind(c, victims=None)
+    h.commit({a: None}, [h.entry("forget", a, "workloads")])
+    h.world.judge.conclude()
+    assert h.world.judge.violations == []
+    assert h.world.judge.edges_seen["reserved", "bound", "scheduler"] == 1
+    assert h.world.judge.accepted_operations["spawn"] == 1 and h.world.judge.codes_seen["accepted"] == h.count
 
 
 @pytest.mark.parametrize(
@@ -72,106 +72,106 @@ def test_a_lawful_life_breaks_nothing() -> None:
         (0, {"type": "daemon"}),
     ],
 )
-def test_a_workload_may_come_with_its_first_replicas(many: int, spec: Json) -> None:
-    pen = Pen().furnish()
-    pen.declare("x", comes_with=range(many), **spec)
-    assert pen.found == [] and pen.world.judge.edges_seen.get((None, "pending", "user"), 0) == many
-    assert pen.world.judge.rare_events.seen.get("filled", 0) == (many > 0)
+def test_workload_may_be_created_with_first_replicas(many: int, spec: Json) -> None:
+    h = HistoryBuilder().prepare()
+    h.declare("x", comes_with=range(many), **spec)
+    assert h.found == [] and h.world.judge.edges_seen.get((None, "pending", "user"), 0) == many
+    assert h.world.judge.rare_events.seen.get("filled", 0) == (many > 0)
 
 
-def test_a_reservation_holds_only_what_its_victims_will_not_free() -> None:
-    """A node that is full is not overfull because somebody waits for a place on it."""
-    pen = Pen().furnish(template={"command": ["x"], "resources": {"cpu": "3"}})
-    a, b, c = pen.spawn(0, 1, 2)
-    pen.run(a)
-    victim = pen.status(a, phase="draining")
-    held = pen.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: pen.copy(a)})
-    pen.commit({a: victim, b: held}, [pen.entry("reserve", b, "scheduler")])
-    assert pen.found == [] and pen.world.judge.history("r1").sums.nodes["n1", "cpu"] == 3000
-    pen.bind(c, "n1")
-    assert pen.found == ["node_sums_never_rise_above_capacity"]
+def test_reservation_charges_only_what_victims_do_not_free() -> None:
+    """A full node is not over capacity because a reservation waits for it."""
+    h = HistoryBuilder().prepare(template={"command": ["x"], "resources": {"cpu": "3"}})
+    a, b, c = h.spawn(0, 1, 2)
+    h.run(a)
+    victim = h.status(a, phase="draining")
+    held = h.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: h.copy(a)})
+    h.commit({a: victim, b: held}, [h.entry("reserve", b, "scheduler")])
+    assert h.found == [] and h.world.judge.history("r1").sums.nodes["n1", "cpu"] == 3000
+    h.bind(c, "n1")
+    assert h.found == ["node_sums_never_rise_above_capacity"]
 
 
-def test_whoever_holds_room_on_an_overfull_node_is_named_and_the_last_to_come_first() -> None:
-    pen = Pen().furnish(template={"command": ["x"], "resources": {"cpu": "700m"}})
-    for key in pen.spawn(*range(6)):
-        pen.bind(key, "n1")
-    violation = next(one for one in pen.world.judge.violations if one.check == "node_sums_never_rise_above_capacity")
+def test_overfull_node_violation_names_replicas_latest_first() -> None:
+    h = HistoryBuilder().prepare(template={"command": ["x"], "resources": {"cpu": "700m"}})
+    for key in h.spawn(*range(6)):
+        h.bind(key, "n1")
+    violation = next(one for one in h.world.judge.violations if one.check == "node_sums_never_rise_above_capacity")
     named = ", ".join(f"replica/t1/w-{index}" for index in (5, 0, 1, 2))
     assert violation.key == "node/n1"
     assert violation.why == f"cpu rose from 3500 to 4200, limit 4000; held by {named} and 2 more"
 
 
-def test_a_lawful_reduction_may_leave_more_than_there_is() -> None:
-    pen = Pen().furnish()
-    for key in pen.spawn(0, 1, 2):
-        pen.bind(key)
-    small = {**pen.rows["node/n1"], "spec": {**pen.rows["node/n1"]["spec"], "capacity": {"cpu": "1"}}}
+def test_capacity_or_quota_reduction_below_use_is_lawful() -> None:
+    h = HistoryBuilder().prepare()
+    for key in h.spawn(0, 1, 2):
+        h.bind(key)
+    small = {**h.rows["node/n1"], "spec": {**h.rows["node/n1"]["spec"], "capacity": {"cpu": "1"}}}
     poor = {"metadata": {"name": "t1"}, "spec": {"quota": {"cpu": "1"}}}
-    pen.commit({"node/n1": small, "tenant/t1": poor}, [pen.entry("apply", "node/n1", "operator")])
-    pen.release("replica/t1/w-0")
-    assert pen.found == []
+    h.commit({"node/n1": small, "tenant/t1": poor}, [h.entry("apply", "node/n1", "operator")])
+    h.release("replica/t1/w-0")
+    assert h.found == []
 
 
-def test_a_policy_that_runs_out_between_decision_and_commit_is_not_known_to_be_broken() -> None:
-    pen = Pen().furnish()
-    until = pen.world.now_ms + 1_000
-    pen.commit({"policyrevision/1": policy(1, until)}, [pen.entry("adopt", "1", "policy")])
-    for key in pen.spawn(0, 1):
-        pen.bind(key, policy=1, stand=CommitTimes("b1", until - 1, until, until + 1))
-    assert pen.found == [] and len(pen.world.judge.undecided) == 1 and "lease expired" in pen.world.judge.undecided[0]
+def test_policy_lease_expiring_between_decision_and_commit_is_undecided() -> None:
+    h = HistoryBuilder().prepare()
+    until = h.world.now_ms + 1_000
+    h.commit({"policyrevision/1": policy(1, until)}, [h.entry("adopt", "1", "policy")])
+    for key in h.spawn(0, 1):
+        h.bind(key, policy=1, stand=CommitTimes("b1", until - 1, until, until + 1))
+    assert h.found == [] and len(h.world.judge.undecided) == 1 and "lease expired" in h.world.judge.undecided[0]
 
 
-def test_a_grant_that_runs_out_between_draw_and_commit_is_not_known_to_be_broken() -> None:
-    pen = Pen().furnish()
-    until = pen.world.now_ms + 1_000
-    pen.grant("s", ttl="1s", status={"deadline": {"boot": "b1", "atMs": until}})
-    for key in pen.spawn(0, 1):
-        pen.bind(key, grants=["s"], stand=CommitTimes("b1", until - 1, until, until))
-    assert pen.found == [] and len(pen.world.judge.undecided) == 1 and "a grant expired" in pen.world.judge.undecided[0]
+def test_grant_expiring_between_draw_and_commit_is_undecided() -> None:
+    h = HistoryBuilder().prepare()
+    until = h.world.now_ms + 1_000
+    h.grant("s", ttl="1s", status={"deadline": {"boot": "b1", "atMs": until}})
+    for key in h.spawn(0, 1):
+        h.bind(key, grants=["s"], stand=CommitTimes("b1", until - 1, until, until))
+    assert h.found == [] and len(h.world.judge.undecided) == 1 and "a grant expired" in h.world.judge.undecided[0]
 
 
-def test_a_takeover_gives_a_grant_a_new_term_and_the_old_one_ends_when_that_does() -> None:
-    pen = Pen().furnish()
-    a, b = pen.spawn(0, 1)
-    pen.grant("s", ttl="10s", status={"deadline": {"boot": "b1", "atMs": pen.world.now_ms + 10_000}})
-    pen.world.now_ms += 60_000
-    pen.boot = "b2"
-    pen.seize("a2")
-    pen.bind(a, grants=["s"])
-    assert pen.found == []
-    pen.world.now_ms += 11_000
-    pen.bind(b, grants=["s"])
-    assert pen.found == ["draws_are_on_living_grants"]
+def test_takeover_extends_grant_by_one_term() -> None:
+    h = HistoryBuilder().prepare()
+    a, b = h.spawn(0, 1)
+    h.grant("s", ttl="10s", status={"deadline": {"boot": "b1", "atMs": h.world.now_ms + 10_000}})
+    h.world.now_ms += 60_000
+    h.boot = "b2"
+    h.take_over("a2")
+    h.bind(a, grants=["s"])
+    assert h.found == []
+    h.world.now_ms += 11_000
+    h.bind(b, grants=["s"])
+    assert h.found == ["draws_are_on_living_grants"]
 
 
-def test_what_is_held_from_another_scope_has_lapsed_on_another_boot() -> None:
-    pen = Pen().furnish()
-    (a,) = pen.spawn(0)
-    pen.grant("s", issuer="scope/global", parent="")
-    pen.boot = "b2"
-    pen.seize("a2")
-    pen.bind(a, grants=["s"])
-    assert pen.found == ["draws_are_on_living_grants"]
+def test_grant_from_other_scope_lapses_on_other_boot() -> None:
+    h = HistoryBuilder().prepare()
+    (a,) = h.spawn(0)
+    h.grant("s", issuer="scope/global", parent="")
+    h.boot = "b2"
+    h.take_over("a2")
+    h.bind(a, grants=["s"])
+    assert h.found == ["draws_are_on_living_grants"]
 
 
-def test_a_restore_is_no_breach_and_what_it_lost_is_listed() -> None:
-    pen = Pen().furnish()
-    (a,) = pen.spawn(0)
-    backup = dict(pen.rows)
-    pen.bind(a, "n2")
-    operation = f"{pen.head['incarnation']}.1.n{pen.count}"
-    pen.world.judge.on_answer("r1", operation, "", 0, pen.revision)
-    pen.restore({key: row for key, row in backup.items() if key != "head"}, incarnation="r1-i2")
-    pen.doubt()
-    pen.mark("joining", "n1", "n2")
-    pen.mark("ready", "n1", "n2")
-    pen.bind(a, "n1")
-    pen.world.judge.conclude()
-    assert pen.found == [] and pen.world.judge.lost == {"r1": [operation]}
+def test_restore_is_no_violation_and_lists_lost_answers() -> None:
+    h = HistoryBuilder().prepare()
+    (a,) = h.spawn(0)
+    backup = dict(h.rows)
+    h.bind(a, "n2")
+    operation = f"{h.head['incarnation']}.1.n{h.count}"
+    h.world.judge.on_answer("r1", operation, "", 0, h.revision)
+    h.restore({key: row for key, row in backup.items() if key != "head"}, incarnation="r1-i2")
+    h.mark_restored()
+    h.mark("joining", "n1", "n2")
+    h.mark("ready", "n1", "n2")
+    h.bind(a, "n1")
+    h.world.judge.conclude()
+    assert h.found == [] and h.world.judge.lost == {"r1": [operation]}
 
 
-# ------------------------------------------------------------------------------------------------------------ broken ones
+# --------------------------------------------------------------------------------------------------- violating histories
 
 
 def policy(number: int, until: int = 0, **rule: Json) -> Json:
@@ -179,898 +179,898 @@ def policy(number: int, until: int = 0, **rule: Json) -> Json:
     return {"spec": {"number": number, "policies": {"p": {"rules": [rule]}}, **deadline}}
 
 
-@breaks("chain_is_unbroken")
-def a_sequence_is_left_out(pen: Pen) -> None:
-    pen.commit({}, [], head={"sequence": pen.head["sequence"] + 2})
+@violates("chain_is_unbroken")
+def sequence_number_skipped(h: HistoryBuilder) -> None:
+    h.commit({}, [], head={"sequence": h.head["sequence"] + 2})
 
 
-@breaks("chain_is_unbroken")
-def the_digest_is_of_other_rows(pen: Pen) -> None:
-    pen.commit({}, [], head={"digest": "0" * 32})
+@violates("chain_is_unbroken")
+def digest_of_other_rows(h: HistoryBuilder) -> None:
+    h.commit({}, [], head={"digest": "0" * 32})
 
 
-@breaks("chain_is_unbroken")
-def an_older_epoch_writes(pen: Pen) -> None:
-    pen.seize("a2")
-    pen.commit({}, [], head={"epoch": pen.head["epoch"] - 1})
+@violates("chain_is_unbroken")
+def write_in_older_epoch(h: HistoryBuilder) -> None:
+    h.take_over("a2")
+    h.commit({}, [], head={"epoch": h.head["epoch"] - 1})
 
 
-@breaks("chain_is_unbroken")
-def two_write_in_one_epoch(pen: Pen) -> None:
-    pen.commit({}, [], head={"holder": "somebody else"})
+@violates("chain_is_unbroken")
+def two_writers_in_one_epoch(h: HistoryBuilder) -> None:
+    h.commit({}, [], head={"holder": "somebody else"})
 
 
-@breaks("chain_is_unbroken")
-def rows_are_miscounted(pen: Pen) -> None:
-    pen.commit({}, [], head={"count": 7})
+@violates("chain_is_unbroken")
+def wrong_row_count(h: HistoryBuilder) -> None:
+    h.commit({}, [], head={"count": 7})
 
 
-@breaks("chain_is_unbroken")
-def a_commit_has_no_head(pen: Pen) -> None:
-    pen.world.judge.on_commit("r1", [("event/e", b"{}")], [], 99, CommitTimes("b1", 0, 0, 0))
+@violates("chain_is_unbroken")
+def commit_without_head(h: HistoryBuilder) -> None:
+    h.world.judge.on_commit("r1", [("event/e", b"{}")], [], 99, CommitTimes("b1", 0, 0, 0))
 
 
-@breaks("chain_is_unbroken")
-def an_incarnation_from_nowhere(pen: Pen) -> None:
-    pen.commit({}, [], head={"incarnation": "r1-i7"})
+@violates("chain_is_unbroken")
+def unknown_incarnation(h: HistoryBuilder) -> None:
+    h.commit({}, [], head={"incarnation": "r1-i7"})
 
 
-@breaks("chain_is_unbroken")
-def a_takeover_that_decided_something(pen: Pen) -> None:
-    """Its count and digest are those of its rows, so that nothing else is wrong with it."""
-    batch = {"epoch": 2, "window": 1, "horizon": 1, "entries": [pen.entry("note", "e", "user", code="role")]}
-    table = [f"{pen.head['digest']} 2 a2", [["batch/x", len(json.dumps(batch))]], []]
+@violates("chain_is_unbroken")
+def takeover_with_decisions(h: HistoryBuilder) -> None:
+    """Its count and digest match its rows, so that nothing else is wrong with it."""
+    batch = {"epoch": 2, "window": 1, "horizon": 1, "entries": [h.entry("note", "e", "user", code="role")]}
+    table = [f"{h.head['digest']} 2 a2", [["batch/x", len(json.dumps(batch))]], []]
     hashed = sha256(json.dumps(table, separators=(",", ":")).encode() + json.dumps(batch).encode()).hexdigest()[:32]
-    pen.commit({"batch/x": batch}, [], head={"epoch": 2, "holder": "a2", "digest": hashed})
-    assert [violation.why for violation in pen.world.judge.violations] == ["a takeover decided operations"]
+    h.commit({"batch/x": batch}, [], head={"epoch": 2, "holder": "a2", "digest": hashed})
+    assert [violation.why for violation in h.world.judge.violations] == ["a takeover decided operations"]
 
 
-@breaks("entries_say_who_and_what")
-def nobody_did_it(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", actor="")])
+@violates("entries_say_who_and_what")
+def entry_without_actor(h: HistoryBuilder) -> None:
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", actor="")])
 
 
-@breaks("entries_say_who_and_what")
-def it_was_seen_before_it_was(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("mark", "e", "node-lifecycle", seen=10_000)])
+@violates("entries_say_who_and_what")
+def entry_seen_at_future_revision(h: HistoryBuilder) -> None:
+    h.commit({"event/e": {"spec": {}}}, [h.entry("mark", "e", "node-lifecycle", seen=10_000)])
 
 
-@breaks("refusals_change_nothing")
-def refused_and_done(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", code="role")])
+@violates("refusals_change_nothing")
+def refused_entry_with_effect(h: HistoryBuilder) -> None:
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", code="role")])
 
 
-@breaks("one_binding_per_attempt")
-def it_moved_house(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a)
-    pen.move(a, "starting", "agent/n1", node="n2")
+@violates("one_binding_per_attempt")
+def node_changed_after_bind(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a)
+    h.move(a, "starting", "agent/n1", node="n2")
 
 
-@breaks("phases_move_along_edges_by_their_owners")
-def a_phase_is_skipped(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a)
-    pen.move(a, "running", "agent/n1")
+@violates("phases_move_along_edges_by_their_owners")
+def phase_skipped(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a)
+    h.move(a, "running", "agent/n1")
 
 
-@breaks("phases_move_along_edges_by_their_owners")
-def another_role_moved_it(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.run(a, until="ready")
-    pen.move(a, "serving", "repair")
+@violates("phases_move_along_edges_by_their_owners")
+def transition_by_wrong_role(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.run(a, until="ready")
+    h.move(a, "serving", "repair")
 
 
-@breaks("phases_move_along_edges_by_their_owners")
-def it_resumed_elsewhere(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.move(a, "unknown", "node-lifecycle", before="running")
-    pen.move(a, "ready", "agent/n1", before=None)
+@violates("phases_move_along_edges_by_their_owners")
+def resumed_in_other_phase(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.move(a, "unknown", "node-lifecycle", before="running")
+    h.move(a, "ready", "agent/n1", before=None)
 
 
-@breaks("phases_move_along_edges_by_their_owners")
-def what_is_not_there_is_forgotten(pen: Pen) -> None:
-    """As by an authority that has lost what it had written."""
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.release(a)
-    pen.commit({a: None}, [pen.entry("forget", a, "workloads")])
-    pen.commit({a: None}, [pen.entry("forget", a, "workloads")])
+@violates("phases_move_along_edges_by_their_owners")
+def missing_replica_forgotten(h: HistoryBuilder) -> None:
+    """As by an authority that has lost a write."""
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.release(a)
+    h.commit({a: None}, [h.entry("forget", a, "workloads")])
+    h.commit({a: None}, [h.entry("forget", a, "workloads")])
 
 
-@breaks("phases_move_along_edges_by_their_owners")
-def a_commit_follows_the_end(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.release(a)
-    pen.move(a, "released", "agent/n1", reason="again")
+@violates("phases_move_along_edges_by_their_owners")
+def transition_after_release(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.release(a)
+    h.move(a, "released", "agent/n1", reason="again")
 
 
-@breaks("phases_move_along_edges_by_their_owners")
-def a_restore_bound_it(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.restore(dict(pen.rows), incarnation="r1-i2")
-    pen.seize("a2")
-    bound = pen.status(a, phase="bound", node="n1", grants=["tenant/t1"])
-    pen.commit({a: bound, "incarnation": "r1-i2"}, [pen.entry("bind", a, "scheduler")])
+@violates("phases_move_along_edges_by_their_owners")
+def bind_in_restore_commit(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.restore(dict(h.rows), incarnation="r1-i2")
+    h.take_over("a2")
+    bound = h.status(a, phase="bound", node="n1", grants=["tenant/t1"])
+    h.commit({a: bound, "incarnation": "r1-i2"}, [h.entry("bind", a, "scheduler")])
 
 
-@breaks("phases_move_along_edges_by_their_owners")
-def a_changed_workload_comes_with_more(pen: Pen) -> None:
-    pen.declare("w", 2, comes_with=(3,), replicas=4)
+@violates("phases_move_along_edges_by_their_owners")
+def update_creates_replicas(h: HistoryBuilder) -> None:
+    h.declare("w", 2, comes_with=(3,), replicas=4)
 
 
-@breaks("what_comes_with_a_workload_is_what_it_begins_with")
-def one_more_than_it_begins_with(pen: Pen) -> None:
+@violates("what_comes_with_a_workload_is_what_it_begins_with")
+def too_many_initial_replicas(h: HistoryBuilder) -> None:
     """As many as the surge would allow."""
-    pen.declare("x", comes_with=range(4))
+    h.declare("x", comes_with=range(4))
 
 
-@breaks("what_comes_with_a_workload_is_what_it_begins_with")
-def one_is_left_out(pen: Pen) -> None:
-    pen.declare("x", comes_with=(0, 2))
+@violates("what_comes_with_a_workload_is_what_it_begins_with")
+def initial_replica_missing(h: HistoryBuilder) -> None:
+    h.declare("x", comes_with=(0, 2))
 
 
-@breaks("what_comes_with_a_workload_is_what_it_begins_with")
-def a_daemon_comes_with_one(pen: Pen) -> None:
-    pen.declare("x", comes_with=(0,), type="daemon")
+@violates("what_comes_with_a_workload_is_what_it_begins_with")
+def daemon_with_initial_replica(h: HistoryBuilder) -> None:
+    h.declare("x", comes_with=(0,), type="daemon")
 
 
-@breaks("what_comes_with_a_workload_is_what_it_begins_with")
-def before_its_time(pen: Pen) -> None:
-    pen.declare("x", comes_with=range(3), type="job", schedule="0 3 * * *")
+@violates("what_comes_with_a_workload_is_what_it_begins_with")
+def scheduled_job_with_initial_replicas(h: HistoryBuilder) -> None:
+    h.declare("x", comes_with=range(3), type="job", schedule="0 3 * * *")
 
 
-@breaks("agents_move_only_what_is_theirs")
-def another_nodes_agent_moved_it(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a, "n1")
-    pen.move(a, "starting", "agent/n2")
+@violates("agents_move_only_what_is_theirs")
+def transition_by_agent_of_other_node(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a, "n1")
+    h.move(a, "starting", "agent/n2")
 
 
-@breaks("accepted_entries_held_their_lease")
-def a_stale_epoch_was_accepted(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "repair", epoch=7)])
+@violates("accepted_entries_held_their_lease")
+def stale_epoch_accepted(h: HistoryBuilder) -> None:
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "repair", epoch=7)])
 
 
-@breaks("accepted_entries_held_their_lease")
-def with_the_lease_of_another_role(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "scheduler", lease="repair", actor="repair!")])
+@violates("accepted_entries_held_their_lease")
+def lease_of_other_role_accepted(h: HistoryBuilder) -> None:
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "scheduler", lease="repair", actor="repair!")])
 
 
-def taken(pen: Pen, *, epoch: int = 2, holder: str = "another") -> None:
+def acquire_lease(h: HistoryBuilder, *, epoch: int = 2, holder: str = "another") -> None:
     row = {"metadata": {"name": "repair"}, "spec": {"holder": holder, "epoch": epoch, "ttl": "20s"}}
-    pen.commit({"lease/repair": row}, [pen.entry("acquire", "repair", "repair", actor=holder)])
+    h.commit({"lease/repair": row}, [h.entry("acquire", "repair", "repair", actor=holder)])
 
 
-@breaks("leases_are_not_taken_from_the_living")
-def a_lease_that_was_renewed_is_taken(pen: Pen) -> None:
-    taken(pen, holder="repair!")
-    pen.world.now_ms += 15_000
-    pen.world.judge.on_lease_renewed("r1", "repair", 2, pen.world.now_ms)
-    pen.world.now_ms += 15_000
-    taken(pen, epoch=3)
+@violates("leases_are_not_taken_from_the_living")
+def renewed_lease_taken(h: HistoryBuilder) -> None:
+    acquire_lease(h, holder="repair!")
+    h.world.now_ms += 15_000
+    h.world.judge.on_lease_renewed("r1", "repair", 2, h.world.now_ms)
+    h.world.now_ms += 15_000
+    acquire_lease(h, epoch=3)
 
 
-@breaks("leases_are_not_taken_from_the_living")
-def a_lease_that_was_just_acquired_is_taken(pen: Pen) -> None:
-    taken(pen, holder="repair!")
-    pen.world.now_ms += 15_000
-    taken(pen, epoch=3)
+@violates("leases_are_not_taken_from_the_living")
+def fresh_lease_taken(h: HistoryBuilder) -> None:
+    acquire_lease(h, holder="repair!")
+    h.world.now_ms += 15_000
+    acquire_lease(h, epoch=3)
 
 
-def test_a_lease_that_lapsed_or_was_vacated_or_is_acquired_anew_is_taken_lawfully() -> None:
-    pen = Pen().furnish()
-    pen.world.now_ms += 15_000
-    taken(pen)
-    pen.world.judge.on_lease_renewed("r1", "repair", 2, pen.world.now_ms)
-    pen.world.now_ms += 19_900
-    taken(pen, epoch=3, holder="third")
-    pen.world.judge.on_lease_renewed("r1", "repair", 2, pen.world.now_ms)
-    taken(pen, epoch=4, holder="third")
+def test_lapsed_vacated_or_own_lease_may_be_acquired() -> None:
+    h = HistoryBuilder().prepare()
+    h.world.now_ms += 15_000
+    acquire_lease(h)
+    h.world.judge.on_lease_renewed("r1", "repair", 2, h.world.now_ms)
+    h.world.now_ms += 19_900
+    acquire_lease(h, epoch=3, holder="third")
+    h.world.judge.on_lease_renewed("r1", "repair", 2, h.world.now_ms)
+    acquire_lease(h, epoch=4, holder="third")
     row = {"metadata": {"name": "repair"}, "spec": {"holder": "fourth", "epoch": 5, "ttl": "20s"}}
-    given = pen.entry("vacate", "repair", "repair", actor="third", epoch=4)
-    pen.commit({"lease/repair": row}, [given, pen.entry("acquire", "repair", "repair", actor="fourth")])
-    assert pen.found == []
+    given = h.entry("vacate", "repair", "repair", actor="third", epoch=4)
+    h.commit({"lease/repair": row}, [given, h.entry("acquire", "repair", "repair", actor="fourth")])
+    assert h.found == []
 
 
-@breaks("lease_epochs_never_decrease")
-def an_epoch_went_back(pen: Pen) -> None:
+@violates("lease_epochs_never_decrease")
+def lease_epoch_decreased(h: HistoryBuilder) -> None:
     row = {"metadata": {"name": "repair"}, "spec": {"holder": "repair!", "epoch": 9}}
-    pen.commit({"lease/repair": row}, [pen.entry("acquire", "repair", "repair")])
-    pen.commit({"lease/repair": {**row, "spec": {"holder": "repair!", "epoch": 8}}}, [pen.entry("acquire", "repair", "repair")])
+    h.commit({"lease/repair": row}, [h.entry("acquire", "repair", "repair")])
+    h.commit({"lease/repair": {**row, "spec": {"holder": "repair!", "epoch": 8}}}, [h.entry("acquire", "repair", "repair")])
 
 
-@breaks("lease_epochs_never_decrease")
-def an_epoch_was_given_to_another(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "repair")])
+@violates("lease_epochs_never_decrease")
+def lease_epoch_reused_by_other_holder(h: HistoryBuilder) -> None:
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "repair")])
     row = {"metadata": {"name": "repair"}, "spec": {"holder": "another", "epoch": 1}}
-    pen.commit({"lease/repair": row}, [pen.entry("acquire", "repair", "repair", actor="another")])
+    h.commit({"lease/repair": row}, [h.entry("acquire", "repair", "repair", actor="another")])
 
 
-@breaks("lease_epochs_never_decrease")
-def an_old_epoch_came_back_with_a_backup(pen: Pen) -> None:
+@violates("lease_epochs_never_decrease")
+def lease_epoch_reused_after_restore(h: HistoryBuilder) -> None:
     row = {"metadata": {"name": "repair"}, "spec": {"holder": "repair!", "epoch": 2}}
-    backup = dict(pen.rows)
-    pen.commit({"lease/repair": row}, [pen.entry("acquire", "repair", "repair")])
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "repair", epoch=2)])
-    pen.restore(backup, incarnation="r1-i2")
-    pen.seize("a2")
-    pen.commit({"incarnation": "r1-i2"}, [])
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "repair")])
+    backup = dict(h.rows)
+    h.commit({"lease/repair": row}, [h.entry("acquire", "repair", "repair")])
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "repair", epoch=2)])
+    h.restore(backup, incarnation="r1-i2")
+    h.take_over("a2")
+    h.commit({"incarnation": "r1-i2"}, [])
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "repair")])
 
 
-@breaks("one_outcome_per_operation")
-def one_id_came_to_two_ends(pen: Pen) -> None:
-    pen.commit({}, [pen.entry("note", "e", "user", id="r1-i1.1.x", code="role")])
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.1.x")])
+@violates("one_outcome_per_operation")
+def operation_with_two_outcomes(h: HistoryBuilder) -> None:
+    h.commit({}, [h.entry("note", "e", "user", id="r1-i1.1.x", code="role")])
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i1.1.x")])
 
 
-@breaks("attempts_have_one_result")
-def a_result_on_the_way(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a)
-    pen.move(a, "starting", "agent/n1", result="ok")
+@violates("attempts_have_one_result")
+def result_before_end(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a)
+    h.move(a, "starting", "agent/n1", result="ok")
 
 
-@breaks("attempts_have_one_result")
-def two_results(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.move(a, "finished", "agent/n1", result="ok")
-    pen.move(a, "released", "workloads", result="failed", grants=None)
+@violates("attempts_have_one_result")
+def two_results_of_one_attempt(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.move(a, "finished", "agent/n1", result="ok")
+    h.move(a, "released", "workloads", result="failed", grants=None)
 
 
-@breaks("attempts_have_one_result")
-def an_attempt_without_a_new_beginning(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a)
-    pen.move(a, "starting", "agent/n1", attempt=2)
+@violates("attempts_have_one_result")
+def attempt_changed_while_starting(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a)
+    h.move(a, "starting", "agent/n1", attempt=2)
 
 
-@breaks("a_new_attempt_waits_for_the_end_of_the_last")
-def a_second_attempt_from_nowhere(pen: Pen) -> None:
-    (a,) = pen.spawn(0, phase="pending", attempt=2)
-    pen.bind(a, attempt=2)
+@violates("a_new_attempt_waits_for_the_end_of_the_last")
+def second_attempt_without_first(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0, phase="pending", attempt=2)
+    h.bind(a, attempt=2)
 
 
-@breaks("lost_only_after_its_fence")
-def given_up_too_early(pen: Pen) -> None:
-    pen.declare("f", **FENCED)
-    (a,) = pen.spawn(0, workload="f")
-    pen.run(a)
-    pen.move(a, "unknown", "node-lifecycle", before="running")
-    pen.world.now_ms += 65_000
-    pen.move(a, "failed", "node-lifecycle", result="lost")
+@violates("lost_only_after_its_fence")
+def lost_before_fence(h: HistoryBuilder) -> None:
+    h.declare("f", **FENCED)
+    (a,) = h.spawn(0, workload="f")
+    h.run(a)
+    h.move(a, "unknown", "node-lifecycle", before="running")
+    h.world.now_ms += 65_000
+    h.move(a, "failed", "node-lifecycle", result="lost")
 
 
-@breaks("lost_only_after_its_fence")
-def given_up_too_early_after_a_renewal(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.world.now_ms += 60_000
-    pen.world.judge.on_lease_renewed("r1", "agent/n1", 1, pen.world.now_ms)
-    pen.move(a, "unknown", "node-lifecycle", before="running")
-    pen.world.now_ms += 25_000
-    pen.move(a, "failed", "node-lifecycle", result="lost")
+@violates("lost_only_after_its_fence")
+def lost_too_soon_after_renewal(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.world.now_ms += 60_000
+    h.world.judge.on_lease_renewed("r1", "agent/n1", 1, h.world.now_ms)
+    h.move(a, "unknown", "node-lifecycle", before="running")
+    h.world.now_ms += 25_000
+    h.move(a, "failed", "node-lifecycle", result="lost")
 
 
-def test_an_agent_may_come_back_in_the_batch_that_gives_up_its_work() -> None:
-    pen = Pen().furnish()
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.move(a, "unknown", "node-lifecycle", before="running")
-    pen.world.now_ms += 3_600_000
+def test_agent_may_return_in_batch_that_gives_up_its_replica() -> None:
+    h = HistoryBuilder().prepare()
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.move(a, "unknown", "node-lifecycle", before="running")
+    h.world.now_ms += 3_600_000
     row = {"metadata": {"name": "agent/n1"}, "spec": {"holder": "agent/n1!", "epoch": 2, "ttl": "20s"}}
-    came = pen.entry("acquire", "agent/n1", "agent", actor="agent/n1!", lease="", epoch=0)
-    lost = pen.status(a, phase="failed", result="lost")
-    pen.commit({a: lost, "lease/agent/n1": row}, [pen.entry("move", a, "node-lifecycle"), came])
-    assert pen.found == []
+    came = h.entry("acquire", "agent/n1", "agent", actor="agent/n1!", lease="", epoch=0)
+    lost = h.status(a, phase="failed", result="lost")
+    h.commit({a: lost, "lease/agent/n1": row}, [h.entry("move", a, "node-lifecycle"), came])
+    assert h.found == []
 
 
-@breaks("lost_only_after_its_fence")
-def given_up_too_early_after_a_takeover(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.move(a, "unknown", "node-lifecycle", before="running")
-    pen.world.now_ms += 60_000
-    pen.seize("a2")
-    pen.world.now_ms += 1_000
-    pen.move(a, "failed", "node-lifecycle", result="lost")
+@violates("lost_only_after_its_fence")
+def lost_too_soon_after_takeover(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.move(a, "unknown", "node-lifecycle", before="running")
+    h.world.now_ms += 60_000
+    h.take_over("a2")
+    h.world.now_ms += 1_000
+    h.move(a, "failed", "node-lifecycle", result="lost")
 
 
-@breaks("evictions_cease_at_mass_silence")
-def given_up_while_most_nodes_are_silent(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.commit({"node/n3": node("n3", "c")}, [pen.entry("apply", "node/n3", "operator")])
-    pen.mark("ready", "n3")
+@violates("evictions_cease_at_mass_silence")
+def lost_during_mass_silence(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.commit({"node/n3": node("n3", "c")}, [h.entry("apply", "node/n3", "operator")])
+    h.mark("ready", "n3")
     for health in ("suspect", "unknown"):
-        pen.mark(health, "n1", "n2")
-    pen.move(a, "unknown", "node-lifecycle", before="running")
-    pen.world.now_ms += 3_600_000
-    pen.move(a, "failed", "node-lifecycle", result="lost")
+        h.mark(health, "n1", "n2")
+    h.move(a, "unknown", "node-lifecycle", before="running")
+    h.world.now_ms += 3_600_000
+    h.move(a, "failed", "node-lifecycle", result="lost")
 
 
-@breaks("nodes_are_given_up_one_after_another")
-def a_whole_zone_is_given_up_at_once(pen: Pen) -> None:
+@violates("nodes_are_given_up_one_after_another")
+def whole_zone_given_up_at_once(h: HistoryBuilder) -> None:
     names = [f"z{n}" for n in range(12)]
     made = {f"node/{name}": node(name, "z") for name in names}
-    pen.commit(made, [pen.entry("apply", key, "operator") for key in made])
+    h.commit(made, [h.entry("apply", key, "operator") for key in made])
     for health in ("ready", "suspect", "unknown"):
-        pen.mark(health, *names)
+        h.mark(health, *names)
 
 
-def test_a_zone_may_be_given_up_one_node_after_another() -> None:
-    pen = Pen().furnish()
+def test_zone_may_be_given_up_node_by_node() -> None:
+    h = HistoryBuilder().prepare()
     names = [f"z{n}" for n in range(30)]
     made = {f"node/{name}": node(name, "z") for name in names}
-    pen.commit(made, [pen.entry("apply", key, "operator") for key in made])
+    h.commit(made, [h.entry("apply", key, "operator") for key in made])
     for health in ("ready", "suspect"):
-        pen.mark(health, *names)
+        h.mark(health, *names)
     for name in names:
-        pen.mark("unknown", name)
-        pen.world.now_ms += 8_000
-    assert pen.found == []
+        h.mark("unknown", name)
+        h.world.now_ms += 8_000
+    assert h.found == []
 
 
 KEEPS: dict[str, Json] = {"replicas": 2, "disruption": {"minAvailable": 1}, "rollout": {"maxUnavailable": 1}}
 
 
-def two_that_are_ready(pen: Pen, until: str = "ready") -> list[str]:
-    pen.declare("s", **KEEPS)
-    both = pen.spawn(0, 1, workload="s")
+def two_ready_replicas(h: HistoryBuilder, until: str = "ready") -> list[str]:
+    h.declare("s", **KEEPS)
+    both = h.spawn(0, 1, workload="s")
     for key, at in zip(both, ("n1", "n2"), strict=True):
-        pen.run(key, at, until="ready")
+        h.run(key, at, until="ready")
         if until == "serving":
-            pen.move(key, "serving", "endpoints")
+            h.move(key, "serving", "endpoints")
     return both
 
 
-def take(pen: Pen, key: str, role: str, did: str, *, seen: int, phase: str = "draining") -> None:
-    pen.commit({key: pen.status(key, phase=phase)}, [pen.entry(did, key, role, seen=seen)])
+def take(h: HistoryBuilder, key: str, role: str, did: str, *, seen: int, phase: str = "draining") -> None:
+    h.commit({key: h.status(key, phase=phase)}, [h.entry(did, key, role, seen=seen)])
 
 
-@breaks("disruption_leaves_enough")
-def both_are_drained_before_the_first_is_seen_to_go(pen: Pen) -> None:
-    a, b = two_that_are_ready(pen)
-    seen = pen.revision
-    take(pen, a, "node-lifecycle", "move evict", seen=seen)
-    take(pen, b, "node-lifecycle", "move evict", seen=seen)
+@violates("disruption_leaves_enough")
+def second_drained_before_first_is_seen(h: HistoryBuilder) -> None:
+    a, b = two_ready_replicas(h)
+    seen = h.revision
+    take(h, a, "node-lifecycle", "move evict", seen=seen)
+    take(h, b, "node-lifecycle", "move evict", seen=seen)
 
 
-@breaks("disruption_leaves_enough")
-def a_rollout_takes_what_must_stay(pen: Pen) -> None:
-    a, b = two_that_are_ready(pen)
-    take(pen, a, "rollout", "move retire", seen=pen.revision)
-    take(pen, b, "rollout", "move retire", seen=pen.revision)
+@violates("disruption_leaves_enough")
+def rollout_below_min_available(h: HistoryBuilder) -> None:
+    a, b = two_ready_replicas(h)
+    take(h, a, "rollout", "move retire", seen=h.revision)
+    take(h, b, "rollout", "move retire", seen=h.revision)
 
 
-def test_a_drain_and_a_rollout_take_what_can_be_spared_and_what_is_not_ready() -> None:
-    pen = Pen().furnish()
-    a, b = two_that_are_ready(pen)
-    take(pen, a, "node-lifecycle", "move evict", seen=pen.revision)
-    pen.move(b, "running", "agent/n2")
-    take(pen, b, "rollout", "move retire", seen=pen.revision)
-    assert pen.found == []
+def test_drain_and_rollout_may_take_spare_or_unready_replicas() -> None:
+    h = HistoryBuilder().prepare()
+    a, b = two_ready_replicas(h)
+    take(h, a, "node-lifecycle", "move evict", seen=h.revision)
+    h.move(b, "running", "agent/n2")
+    take(h, b, "rollout", "move retire", seen=h.revision)
+    assert h.found == []
 
 
-@breaks("the_last_endpoint_is_not_withdrawn")
-def every_endpoint_is_withdrawn(pen: Pen) -> None:
-    a, b = two_that_are_ready(pen, "serving")
-    take(pen, a, "endpoints", "move unserve", seen=pen.revision, phase="ready")
-    assert pen.found == []
-    take(pen, b, "endpoints", "move unserve", seen=pen.revision, phase="ready")
+@violates("the_last_endpoint_is_not_withdrawn")
+def last_endpoint_withdrawn(h: HistoryBuilder) -> None:
+    a, b = two_ready_replicas(h, "serving")
+    take(h, a, "endpoints", "move unserve", seen=h.revision, phase="ready")
+    assert h.found == []
+    take(h, b, "endpoints", "move unserve", seen=h.revision, phase="ready")
 
 
-def test_nodes_that_nobody_beats_for_make_no_mass_silence() -> None:
-    """One of three is silent, and two more that a meddler has made up and calls so."""
-    pen = Pen().furnish()
-    (a,) = pen.spawn(0)
-    pen.run(a)
+def test_nodes_without_agents_do_not_count_for_mass_silence() -> None:
+    """One of three nodes is silent; two more were made up by the adversary, which marks them silent."""
+    h = HistoryBuilder().prepare()
+    (a,) = h.spawn(0)
+    h.run(a)
     for name in ("n3", "meddler-new", "meddler-old"):
-        pen.commit({f"node/{name}": node(name, "c")}, [pen.entry("apply", f"node/{name}", "operator")])
-        pen.mark("ready", name)
+        h.commit({f"node/{name}": node(name, "c")}, [h.entry("apply", f"node/{name}", "operator")])
+        h.mark("ready", name)
     for health in ("suspect", "unknown"):
-        pen.mark(health, "n1", "meddler-new", "meddler-old")
-    pen.move(a, "unknown", "node-lifecycle", before="running")
-    pen.world.now_ms += 3_600_000
-    pen.move(a, "failed", "node-lifecycle", result="lost")
-    assert pen.found == []
+        h.mark(health, "n1", "meddler-new", "meddler-old")
+    h.move(a, "unknown", "node-lifecycle", before="running")
+    h.world.now_ms += 3_600_000
+    h.move(a, "failed", "node-lifecycle", result="lost")
+    assert h.found == []
 
 
-@breaks("no_more_replicas_than_desired")
-def one_too_many(pen: Pen) -> None:
-    pen.spawn(0, 1, 2, 3)
-    assert pen.found == [], "three, and a surge of one"
-    pen.spawn(4)
+@violates("no_more_replicas_than_desired")
+def surplus_replica(h: HistoryBuilder) -> None:
+    h.spawn(0, 1, 2, 3)
+    assert h.found == [], "three and a surge of one"
+    h.spawn(4)
 
 
-@breaks("no_more_replicas_than_desired")
-def one_of_a_workload_that_goes(pen: Pen) -> None:
-    work = pen.rows["workload/t1/w"]
+@violates("no_more_replicas_than_desired")
+def replica_for_deleted_workload(h: HistoryBuilder) -> None:
+    work = h.rows["workload/t1/w"]
     going = {**work, "metadata": {**work["metadata"], "deleting": True}}
-    pen.commit({"workload/t1/w": going}, [pen.entry("delete", "workload/t1/w", "user")])
-    pen.spawn(0)
+    h.commit({"workload/t1/w": going}, [h.entry("delete", "workload/t1/w", "user")])
+    h.spawn(0)
 
 
-@breaks("node_health_moves_by_its_owner")
-def marked_across_the_table(pen: Pen) -> None:
-    pen.mark("lost", "n1")
+@violates("node_health_moves_by_its_owner")
+def node_health_transition_not_in_table(h: HistoryBuilder) -> None:
+    h.mark("lost", "n1")
 
 
-@breaks("node_health_moves_by_its_owner")
-def marked_by_another(pen: Pen) -> None:
-    row = {**pen.rows["node/n1"], "status": {"health": "suspect"}}
-    pen.commit({"node/n1": row}, [pen.entry("mark", "n1", "repair")])
+@violates("node_health_moves_by_its_owner")
+def node_marked_by_wrong_role(h: HistoryBuilder) -> None:
+    row = {**h.rows["node/n1"], "status": {"health": "suspect"}}
+    h.commit({"node/n1": row}, [h.entry("mark", "n1", "repair")])
 
 
-@breaks("nothing_goes_while_something_depends_on_it")
-def a_workload_went_before_its_replicas(pen: Pen) -> None:
-    pen.spawn(0)
-    pen.commit({"workload/t1/w": None}, [pen.entry("delete", "workload/t1/w", "user")])
+@violates("nothing_goes_while_something_depends_on_it")
+def workload_deleted_before_replicas(h: HistoryBuilder) -> None:
+    h.spawn(0)
+    h.commit({"workload/t1/w": None}, [h.entry("delete", "workload/t1/w", "user")])
 
 
-@breaks("nothing_goes_while_something_depends_on_it")
-def a_tenant_went_before_its_work(pen: Pen) -> None:
-    pen.spawn(0)
-    pen.commit({"tenant/t1": None}, [pen.entry("delete", "tenant/t1", "operator")])
+@violates("nothing_goes_while_something_depends_on_it")
+def tenant_deleted_before_its_work(h: HistoryBuilder) -> None:
+    h.spawn(0)
+    h.commit({"tenant/t1": None}, [h.entry("delete", "tenant/t1", "operator")])
 
 
-@breaks("nothing_goes_while_something_depends_on_it")
-def a_generation_went_before_its_replicas(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a)
-    pen.commit({generation_key("w"): None}, [pen.entry("apply", "workload/t1/w", "user")])
+@violates("nothing_goes_while_something_depends_on_it")
+def generation_deleted_before_replicas(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a)
+    h.commit({generation_key("w"): None}, [h.entry("apply", "workload/t1/w", "user")])
 
 
-@breaks("exclusive_device_has_one_owner")
-def one_device_twice(pen: Pen) -> None:
-    pen.commit({"node/n1": {**node("n1", **GPU), "status": {"health": "ready"}}}, [pen.entry("apply", "node/n1", "operator")])
-    pen.declare("g", **ASKS_GPU)
-    for key in pen.spawn(0, 1, workload="g"):
-        pen.bind(key, devices={"gpu-0": 1000})
+@violates("exclusive_device_has_one_owner")
+def device_assigned_twice(h: HistoryBuilder) -> None:
+    h.commit({"node/n1": {**node("n1", **GPU), "status": {"health": "ready"}}}, [h.entry("apply", "node/n1", "operator")])
+    h.declare("g", **ASKS_GPU)
+    for key in h.spawn(0, 1, workload="g"):
+        h.bind(key, devices={"gpu-0": 1000})
 
 
-@breaks("devices_are_those_that_were_asked_for")
-def another_device_than_asked(pen: Pen) -> None:
-    pen.commit({"node/n1": {**node("n1", **GPU), "status": {"health": "ready"}}}, [pen.entry("apply", "node/n1", "operator")])
+@violates("devices_are_those_that_were_asked_for")
+def device_of_wrong_model(h: HistoryBuilder) -> None:
+    h.commit({"node/n1": {**node("n1", **GPU), "status": {"health": "ready"}}}, [h.entry("apply", "node/n1", "operator")])
     asks = {"command": ["x"], "devices": [{"kind": "gpu", "count": 1, "models": ["H100"]}]}
-    pen.declare("g", template=asks)
-    (a,) = pen.spawn(0, workload="g")
-    pen.bind(a, devices={"gpu-1": 1000})
+    h.declare("g", template=asks)
+    (a,) = h.spawn(0, workload="g")
+    h.bind(a, devices={"gpu-1": 1000})
 
 
-@breaks("devices_are_those_that_were_asked_for")
-def fewer_devices_than_asked(pen: Pen) -> None:
-    pen.declare("g", **ASKS_GPU)
-    (a,) = pen.spawn(0, workload="g")
-    pen.bind(a)
+@violates("devices_are_those_that_were_asked_for")
+def too_few_devices(h: HistoryBuilder) -> None:
+    h.declare("g", **ASKS_GPU)
+    (a,) = h.spawn(0, workload="g")
+    h.bind(a)
 
 
-@breaks("node_sums_never_rise_above_capacity")
-def too_much_on_one_node(pen: Pen) -> None:
-    pen.declare("big", template={"command": ["x"], "resources": {"cpu": "3"}})
-    for key in pen.spawn(0, 1, workload="big"):
-        pen.bind(key)
+@violates("node_sums_never_rise_above_capacity")
+def node_over_capacity(h: HistoryBuilder) -> None:
+    h.declare("big", template={"command": ["x"], "resources": {"cpu": "3"}})
+    for key in h.spawn(0, 1, workload="big"):
+        h.bind(key)
 
 
-@breaks("node_sums_never_rise_above_capacity")
-def a_node_went_from_under_its_work(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a)
-    pen.commit({"node/n1": None}, [pen.entry("delete", "node/n1", "operator")])
+@violates("node_sums_never_rise_above_capacity")
+def node_deleted_under_replicas(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a)
+    h.commit({"node/n1": None}, [h.entry("delete", "node/n1", "operator")])
 
 
-@breaks("node_sums_never_rise_above_capacity")
-@breaks("hard_constraints_hold_at_the_bind")
-def bound_to_a_node_that_is_not_there(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a, "n9")
+@violates("node_sums_never_rise_above_capacity")
+@violates("hard_constraints_hold_at_the_bind")
+def bind_to_missing_node(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a, "n9")
 
 
-@breaks("ledgers_never_rise_above_amount")
-def over_quota(pen: Pen) -> None:
-    pen.declare("big", template={"command": ["x"], "resources": {"cpu": "17"}})
+@violates("ledgers_never_rise_above_amount")
+def tenant_over_quota(h: HistoryBuilder) -> None:
+    h.declare("big", template={"command": ["x"], "resources": {"cpu": "17"}})
     row = {**node("n1"), "status": {"health": "ready"}}
     row["spec"]["capacity"]["cpu"] = "32"
-    pen.commit({"node/n1": row}, [pen.entry("apply", "node/n1", "operator")])
-    (a,) = pen.spawn(0, workload="big")
-    pen.bind(a)
+    h.commit({"node/n1": row}, [h.entry("apply", "node/n1", "operator")])
+    (a,) = h.spawn(0, workload="big")
+    h.bind(a)
 
 
-@breaks("ledgers_never_rise_above_amount")
-def over_granted(pen: Pen) -> None:
-    pen.grant("s", amount={"cpu": "17"})
+@violates("ledgers_never_rise_above_amount")
+def grant_over_quota(h: HistoryBuilder) -> None:
+    h.grant("s", amount={"cpu": "17"})
 
 
-@breaks("ledgers_never_rise_above_amount")
-def charged_to_nothing(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a, grants=["tenant/nobody"])
+@violates("ledgers_never_rise_above_amount")
+def charged_to_missing_ledger(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a, grants=["tenant/nobody"])
 
 
-@breaks("ledgers_never_rise_above_amount")
-def a_grant_went_from_under_its_draws(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.grant("s")
-    pen.bind(a, grants=["s"])
-    pen.commit({"grant/s": None}, [pen.entry("close", "s", "budgets")])
+@violates("ledgers_never_rise_above_amount")
+def grant_deleted_under_draws(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.grant("s")
+    h.bind(a, grants=["s"])
+    h.commit({"grant/s": None}, [h.entry("close", "s", "budgets")])
 
 
-@breaks("quota_comes_from_quota")
-def quota_of_an_offer(pen: Pen) -> None:
-    pen.grant("o", purpose="offer", parent="")
-    pen.grant("q", parent="o", amount={"cpu": "1"})
+@violates("quota_comes_from_quota")
+def quota_granted_from_offer(h: HistoryBuilder) -> None:
+    h.grant("o", purpose="offer", parent="")
+    h.grant("q", parent="o", amount={"cpu": "1"})
 
 
-@breaks("grants_are_held_by_somebody")
-def drawn_on_what_another_scope_holds(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.grant("s", holder="scope/r2")
-    pen.bind(a, grants=["s"])
+@violates("grants_are_held_by_somebody")
+def draw_on_grant_of_other_scope(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.grant("s", holder="scope/r2")
+    h.bind(a, grants=["s"])
 
 
-@breaks("hard_constraints_hold_at_the_bind")
-def against_the_labels(pen: Pen) -> None:
-    pen.declare("c", placement={"nodeSelector": {"disk": "ssd"}})
-    (a,) = pen.spawn(0, workload="c")
-    pen.bind(a, "n2")
+@violates("hard_constraints_hold_at_the_bind")
+def bind_against_node_selector(h: HistoryBuilder) -> None:
+    h.declare("c", placement={"nodeSelector": {"disk": "ssd"}})
+    (a,) = h.spawn(0, workload="c")
+    h.bind(a, "n2")
 
 
-@breaks("hard_constraints_hold_at_the_bind")
-def on_a_node_that_is_not_ready(pen: Pen) -> None:
-    pen.mark("suspect", "n1")
-    (a,) = pen.spawn(0)
-    pen.bind(a)
+@violates("hard_constraints_hold_at_the_bind")
+def bind_to_unready_node(h: HistoryBuilder) -> None:
+    h.mark("suspect", "n1")
+    (a,) = h.spawn(0)
+    h.bind(a)
 
 
-@breaks("hard_constraints_hold_at_the_bind")
-def against_the_policy(pen: Pen) -> None:
-    pen.commit({"policyrevision/1": policy(1, allow={"zones": ["b"]})}, [pen.entry("apply", "policy/p", "operator")])
-    (a,) = pen.spawn(0)
-    pen.bind(a, policy=1)
+@violates("hard_constraints_hold_at_the_bind")
+def bind_against_policy(h: HistoryBuilder) -> None:
+    h.commit({"policyrevision/1": policy(1, allow={"zones": ["b"]})}, [h.entry("apply", "policy/p", "operator")])
+    (a,) = h.spawn(0)
+    h.bind(a, policy=1)
 
 
-@breaks("hard_constraints_hold_at_the_bind")
-def too_near(pen: Pen) -> None:
-    pen.declare("c", placement={"antiAffinity": [{"labelSelector": {"app": "c"}, "topologyKey": "node"}]})
-    for key in pen.spawn(0, 1, workload="c"):
-        pen.bind(key)
+@violates("hard_constraints_hold_at_the_bind")
+def bind_against_anti_affinity(h: HistoryBuilder) -> None:
+    h.declare("c", placement={"antiAffinity": [{"labelSelector": {"app": "c"}, "topologyKey": "node"}]})
+    for key in h.spawn(0, 1, workload="c"):
+        h.bind(key)
 
 
-@breaks("hard_constraints_hold_at_the_bind")
-def against_the_spread(pen: Pen) -> None:
-    pen.declare("c", placement={"topologySpread": [{"topologyKey": "zone"}]})
-    for key in pen.spawn(0, 1, workload="c"):
-        pen.bind(key)
+@violates("hard_constraints_hold_at_the_bind")
+def bind_against_spread(h: HistoryBuilder) -> None:
+    h.declare("c", placement={"topologySpread": [{"topologyKey": "zone"}]})
+    for key in h.spawn(0, 1, workload="c"):
+        h.bind(key)
 
 
-@breaks("hard_constraints_hold_at_the_bind")
-def a_daemon_twice_on_a_node(pen: Pen) -> None:
-    pen.declare("d", type="daemon")
-    for key in pen.spawn(0, 1, workload="d"):
-        pen.bind(key)
+@violates("hard_constraints_hold_at_the_bind")
+def two_daemon_replicas_on_node(h: HistoryBuilder) -> None:
+    h.declare("d", type="daemon")
+    for key in h.spawn(0, 1, workload="d"):
+        h.bind(key)
 
 
-@breaks("policy_in_force_is_recorded_and_alive")
-def under_another_policy(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a, policy=3)
+@violates("policy_in_force_is_recorded_and_alive")
+def bind_under_unknown_policy(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a, policy=3)
 
 
-@breaks("policy_in_force_is_recorded_and_alive")
-def past_the_policys_lease(pen: Pen) -> None:
-    pen.commit({"policyrevision/1": policy(1, pen.world.now_ms)}, [pen.entry("adopt", "1", "policy")])
-    (a,) = pen.spawn(0)
-    pen.bind(a, policy=1)
+@violates("policy_in_force_is_recorded_and_alive")
+def bind_after_policy_lease(h: HistoryBuilder) -> None:
+    h.commit({"policyrevision/1": policy(1, h.world.now_ms)}, [h.entry("adopt", "1", "policy")])
+    (a,) = h.spawn(0)
+    h.bind(a, policy=1)
 
 
-@breaks("nothing_fenced_is_placed_before_all_nodes_reported")
-def bound_while_a_node_is_awaited(pen: Pen) -> None:
-    pen.declare("f", **FENCED)
-    (a,) = pen.spawn(0, workload="f")
-    pen.restore(pen.rows, incarnation="r1-i2")
-    pen.doubt()
-    pen.mark("joining", "n1")
-    pen.mark("ready", "n1")
-    pen.bind(a)
+@violates("nothing_fenced_is_placed_before_all_nodes_reported")
+def fenced_bind_before_all_nodes_reported(h: HistoryBuilder) -> None:
+    h.declare("f", **FENCED)
+    (a,) = h.spawn(0, workload="f")
+    h.restore(h.rows, incarnation="r1-i2")
+    h.mark_restored()
+    h.mark("joining", "n1")
+    h.mark("ready", "n1")
+    h.bind(a)
 
 
-@breaks("nothing_fenced_is_placed_before_all_nodes_reported")
-def bound_to_a_node_that_is_awaited(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.restore(pen.rows, incarnation="r1-i2")
-    pen.doubt()
-    pen.bind(a)
+@violates("nothing_fenced_is_placed_before_all_nodes_reported")
+def bind_to_node_not_yet_reported(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.restore(h.rows, incarnation="r1-i2")
+    h.mark_restored()
+    h.bind(a)
 
 
-@breaks("a_restored_scope_doubts_what_may_run")
-def a_backup_is_believed_about_a_node(pen: Pen) -> None:
-    pen.restore(pen.rows, incarnation="r1-i2")
-    pen.seize("a2")
-    pen.commit({"incarnation": "r1-i2"}, [])
+@violates("a_restored_scope_doubts_what_may_run")
+def node_health_kept_after_restore(h: HistoryBuilder) -> None:
+    h.restore(h.rows, incarnation="r1-i2")
+    h.take_over("a2")
+    h.commit({"incarnation": "r1-i2"}, [])
 
 
-@breaks("a_restored_scope_doubts_what_may_run")
-def a_backup_is_believed_about_a_replica(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.restore(pen.rows, incarnation="r1-i2")
-    pen.seize("a2")
-    pen.commit({"incarnation": "r1-i2"}, [])
+@violates("a_restored_scope_doubts_what_may_run")
+def replica_phase_kept_after_restore(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.restore(h.rows, incarnation="r1-i2")
+    h.take_over("a2")
+    h.commit({"incarnation": "r1-i2"}, [])
 
 
-@breaks("what_is_given_back_is_not_drawn")
-def what_is_drawn_was_given_back(pen: Pen) -> None:
-    pen.grant("s")
-    (a,) = pen.spawn(0)
-    pen.bind(a, grants=["s"])
-    row = pen.rows["grant/s"]
+@violates("what_is_given_back_is_not_drawn")
+def returned_capacity_still_drawn(h: HistoryBuilder) -> None:
+    h.grant("s")
+    (a,) = h.spawn(0)
+    h.bind(a, grants=["s"])
+    row = h.rows["grant/s"]
     less = {**row, "spec": {**row["spec"], "amount": {"cpu": "500m"}}}
-    pen.commit({"grant/s": less}, [pen.entry("yield", "s", "budgets")])
+    h.commit({"grant/s": less}, [h.entry("yield", "s", "budgets")])
 
 
-def test_a_reissue_may_bring_less_than_is_drawn__also_in_one_batch_with_the_end_of_it() -> None:
-    pen = Pen().furnish()
-    pen.grant("s", issuer="scope/global", holder="scope/r1")
-    (a,) = pen.spawn(0)
-    pen.bind(a, grants=["s"])
-    row = pen.rows["grant/s"]
+def test_reissued_grant_may_be_smaller_than_its_draws() -> None:
+    h = HistoryBuilder().prepare()
+    h.grant("s", issuer="scope/global", holder="scope/r1")
+    (a,) = h.spawn(0)
+    h.bind(a, grants=["s"])
+    row = h.rows["grant/s"]
     less = {**row, "spec": {**row["spec"], "amount": {}}, "status": {"phase": "closed"}}
-    pen.commit({"grant/s": less}, [pen.entry("accept", "s", "budgets"), pen.entry("close", "s", "budgets")])
-    assert pen.found == []
+    h.commit({"grant/s": less}, [h.entry("accept", "s", "budgets"), h.entry("close", "s", "budgets")])
+    assert h.found == []
 
 
-@breaks("nothing_is_placed_for_what_goes")
-def bound_for_what_goes(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    work = pen.rows["workload/t1/w"]
+@violates("nothing_is_placed_for_what_goes")
+def bind_for_deleted_workload(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    work = h.rows["workload/t1/w"]
     going = {**work, "metadata": {**work["metadata"], "deleting": True}}
-    pen.commit({"workload/t1/w": going}, [pen.entry("delete", "workload/t1/w", "user")])
-    pen.bind(a)
+    h.commit({"workload/t1/w": going}, [h.entry("delete", "workload/t1/w", "user")])
+    h.bind(a)
 
 
-def reserved(pen: Pen, key: str, victim: str, at: str = "n1") -> None:
-    held = pen.status(key, phase="reserved", node=at, grants=["tenant/t1"], victims={victim: pen.copy(victim)})
-    pen.commit({victim: pen.status(victim, phase="draining"), key: held}, [pen.entry("reserve", key, "scheduler")])
+def reserved(h: HistoryBuilder, key: str, victim: str, at: str = "n1") -> None:
+    held = h.status(key, phase="reserved", node=at, grants=["tenant/t1"], victims={victim: h.copy(victim)})
+    h.commit({victim: h.status(victim, phase="draining"), key: held}, [h.entry("reserve", key, "scheduler")])
 
 
-@breaks("victims_rank_lower")
-def one_above_makes_room(pen: Pen) -> None:
-    a, b = pen.spawn(0, 1)
-    pen.run(b)
-    reserved(pen, a, b)
+@violates("victims_rank_lower")
+def victim_of_higher_priority(h: HistoryBuilder) -> None:
+    a, b = h.spawn(0, 1)
+    h.run(b)
+    reserved(h, a, b)
 
 
-@breaks("victims_rank_lower")
-def room_is_made_elsewhere(pen: Pen) -> None:
-    a, b = pen.spawn(0, 1)
-    pen.run(a)
-    reserved(pen, b, a, "n2")
+@violates("victims_rank_lower")
+def victim_on_other_node(h: HistoryBuilder) -> None:
+    a, b = h.spawn(0, 1)
+    h.run(a)
+    reserved(h, b, a, "n2")
 
 
-@breaks("accepted_evidence_was_fresh")
-def bound_on_an_old_view(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    bound = pen.status(a, phase="bound", node="n1", grants=["tenant/t1"])
-    pen.commit({a: bound}, [pen.entry("bind", a, "scheduler", age_ms=60_001)])
+@violates("accepted_evidence_was_fresh")
+def bind_on_stale_view(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    bound = h.status(a, phase="bound", node="n1", grants=["tenant/t1"])
+    h.commit({a: bound}, [h.entry("bind", a, "scheduler", age_ms=60_001)])
 
 
-@breaks("accepted_evidence_was_fresh")
-def an_old_report(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.bind(a)
-    entry = pen.entry("move start", a, "agent/n1", age_ms=15_001)
-    pen.commit({a: pen.status(a, phase="starting")}, [entry])
+@violates("accepted_evidence_was_fresh")
+def transition_on_stale_report(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.bind(a)
+    entry = h.entry("move start", a, "agent/n1", age_ms=15_001)
+    h.commit({a: h.status(a, phase="starting")}, [entry])
 
 
-@breaks("abandoned_is_never_done")
-def done_after_it_was_abandoned(pen: Pen) -> None:
-    pen.commit({}, [pen.entry("abandon", "r1-i1.1.x", "user", code="abandoned")])
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.1.x")])
+@violates("abandoned_is_never_done")
+def executed_after_abandoned(h: HistoryBuilder) -> None:
+    h.commit({}, [h.entry("abandon", "r1-i1.1.x", "user", code="abandoned")])
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i1.1.x")])
 
 
-@breaks("abandoned_is_never_done")
-def abandoned_after_it_was_done(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.1.x")])
-    pen.commit({}, [pen.entry("abandon", "r1-i1.1.x", "user", code="abandoned")])
+@violates("abandoned_is_never_done")
+def abandoned_after_executed(h: HistoryBuilder) -> None:
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i1.1.x")])
+    h.commit({}, [h.entry("abandon", "r1-i1.1.x", "user", code="abandoned")])
 
 
-@breaks("ids_are_executed_in_their_time")
-def an_id_of_another_incarnation(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i0.1.x")])
+@violates("ids_are_executed_in_their_time")
+def operation_id_of_other_incarnation(h: HistoryBuilder) -> None:
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i0.1.x")])
 
 
-@breaks("ids_are_executed_in_their_time")
-def an_id_of_a_window_to_come(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.2.x")])
+@violates("ids_are_executed_in_their_time")
+def operation_id_of_future_window(h: HistoryBuilder) -> None:
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i1.2.x")])
 
 
-@breaks("ids_are_executed_in_their_time")
-def an_id_of_a_window_that_is_kept_no_more(pen: Pen) -> None:
-    pen.commit({"event/e": {"spec": {}}}, [pen.entry("note", "e", "user", id="r1-i1.0.x")])
+@violates("ids_are_executed_in_their_time")
+def operation_id_of_expired_window(h: HistoryBuilder) -> None:
+    h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i1.0.x")])
 
 
-@breaks("draws_are_on_ones_own")
-def drawn_on_anothers_quota(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.commit({"tenant/t2": tenant("t2")}, [pen.entry("apply", "tenant/t2", "operator")])
-    pen.bind(a, grants=["tenant/t2"])
+@violates("draws_are_on_ones_own")
+def draw_on_quota_of_other_tenant(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.commit({"tenant/t2": tenant("t2")}, [h.entry("apply", "tenant/t2", "operator")])
+    h.bind(a, grants=["tenant/t2"])
 
 
-@breaks("draws_are_on_ones_own")
-def drawn_on_anothers_grant(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.grant("s", holder="scheduler/other")
-    pen.bind(a, grants=["s"])
+@violates("draws_are_on_ones_own")
+def draw_on_grant_of_other_holder(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.grant("s", holder="scheduler/other")
+    h.bind(a, grants=["s"])
 
 
-@breaks("draws_are_on_ones_own")
-def drawn_on_what_is_for_another(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.grant("s", tenant="t2")
-    pen.bind(a, grants=["s"])
+@violates("draws_are_on_ones_own")
+def draw_on_grant_for_other_tenant(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.grant("s", tenant="t2")
+    h.bind(a, grants=["s"])
 
 
-@breaks("victims_rank_lower")
-def one_of_a_class_that_preempts_nobody(pen: Pen) -> None:
+@violates("victims_rank_lower")
+def preemption_by_non_preempting_class(h: HistoryBuilder) -> None:
     rank = {"metadata": {"name": "calm"}, "spec": {"preempts": False}}
-    pen.commit({"priorityclass/calm": rank}, [pen.entry("apply", "priorityclass/calm", "operator")])
-    pen.declare("w", 2, priorityClass="calm")
-    a, b = pen.spawn(0, 1)
-    pen.run(a)
-    reserved(pen, b, a)
+    h.commit({"priorityclass/calm": rank}, [h.entry("apply", "priorityclass/calm", "operator")])
+    h.declare("w", 2, priorityClass="calm")
+    a, b = h.spawn(0, 1)
+    h.run(a)
+    reserved(h, b, a)
 
 
-@breaks("accepted_entries_held_their_lease")
-def anothers_lease_was_given_up(pen: Pen) -> None:
-    row = pen.rows["lease/repair"]
+@violates("accepted_entries_held_their_lease")
+def lease_of_other_component_vacated(h: HistoryBuilder) -> None:
+    row = h.rows["lease/repair"]
     nobody = {**row, "spec": {**row["spec"], "holder": ""}}
-    pen.commit({"lease/repair": nobody}, [pen.entry("vacate", "repair", "scheduler")])
+    h.commit({"lease/repair": nobody}, [h.entry("vacate", "repair", "scheduler")])
 
 
-@breaks("only_what_may_go_on_begins_anew")
-def what_was_done_begins_anew(pen: Pen) -> None:
-    pen.declare("j", type="job")
-    (a,) = pen.spawn(0, workload="j")
-    pen.run(a)
-    pen.release(a)
-    pen.requeue(a)
+@violates("only_what_may_go_on_begins_anew")
+def finished_job_requeued(h: HistoryBuilder) -> None:
+    h.declare("j", type="job")
+    (a,) = h.spawn(0, workload="j")
+    h.run(a)
+    h.release(a)
+    h.requeue(a)
 
 
-@breaks("only_what_may_go_on_begins_anew")
-def tried_once_too_often(pen: Pen) -> None:
-    pen.declare("j", type="job", retries=0)
-    (a,) = pen.spawn(0, workload="j")
-    pen.run(a)
-    pen.move(a, "failed", "agent/n1", result="failed")
-    pen.move(a, "released", "repair", grants=None)
-    pen.requeue(a)
+@violates("only_what_may_go_on_begins_anew")
+def requeued_beyond_retries(h: HistoryBuilder) -> None:
+    h.declare("j", type="job", retries=0)
+    (a,) = h.spawn(0, workload="j")
+    h.run(a)
+    h.move(a, "failed", "agent/n1", result="failed")
+    h.move(a, "released", "repair", grants=None)
+    h.requeue(a)
 
 
-@breaks("nothing_goes_while_something_depends_on_it")
-def a_class_goes_and_is_named(pen: Pen) -> None:
+@violates("nothing_goes_while_something_depends_on_it")
+def priority_class_in_use_deleted(h: HistoryBuilder) -> None:
     rank = {"metadata": {"name": "calm"}, "spec": {}}
-    pen.commit({"priorityclass/calm": rank}, [pen.entry("apply", "priorityclass/calm", "operator")])
-    pen.declare("w", 2, priorityClass="calm")
-    pen.commit({"priorityclass/calm": None}, [pen.entry("delete", "priorityclass/calm", "operator")])
+    h.commit({"priorityclass/calm": rank}, [h.entry("apply", "priorityclass/calm", "operator")])
+    h.declare("w", 2, priorityClass="calm")
+    h.commit({"priorityclass/calm": None}, [h.entry("delete", "priorityclass/calm", "operator")])
 
 
-@breaks("nothing_goes_while_something_depends_on_it")
-def a_region_goes_and_has_nodes(pen: Pen) -> None:
-    pen.commit({"region/r1": {"metadata": {"name": "r1"}, "spec": {}}}, [pen.entry("apply", "region/r1", "operator")])
-    pen.commit({"region/r1": None}, [pen.entry("delete", "region/r1", "operator")])
+@violates("nothing_goes_while_something_depends_on_it")
+def region_with_nodes_deleted(h: HistoryBuilder) -> None:
+    h.commit({"region/r1": {"metadata": {"name": "r1"}, "spec": {}}}, [h.entry("apply", "region/r1", "operator")])
+    h.commit({"region/r1": None}, [h.entry("delete", "region/r1", "operator")])
 
 
-@breaks("gangs_are_bound_together")
-def one_beside_one_that_leaves(pen: Pen) -> None:
-    pen.declare("g", gang={"min": 2})
-    a, b, c = pen.spawn(0, 1, 2, workload="g")
-    both = {key: pen.status(key, phase="bound", node="n1", grants=["tenant/t1"]) for key in (a, b)}
-    pen.commit(both, [pen.entry("gang", "", "scheduler")])
-    pen.move(b, "draining", "workloads")
-    assert pen.found == []
-    pen.bind(c)
+@violates("gangs_are_bound_together")
+def gang_member_bound_beside_leaving_one(h: HistoryBuilder) -> None:
+    h.declare("g", gang={"min": 2})
+    a, b, c = h.spawn(0, 1, 2, workload="g")
+    both = {key: h.status(key, phase="bound", node="n1", grants=["tenant/t1"]) for key in (a, b)}
+    h.commit(both, [h.entry("gang", "", "scheduler")])
+    h.move(b, "draining", "workloads")
+    assert h.found == []
+    h.bind(c)
 
 
-@breaks("gangs_are_bound_together")
-def one_of_a_gang(pen: Pen) -> None:
-    pen.declare("g", gang={"min": 2})
-    (a, _) = pen.spawn(0, 1, workload="g")
-    pen.bind(a)
+@violates("gangs_are_bound_together")
+def single_gang_member_bound(h: HistoryBuilder) -> None:
+    h.declare("g", gang={"min": 2})
+    (a, _) = h.spawn(0, 1, workload="g")
+    h.bind(a)
 
 
-@breaks("uids_are_given_once")
-def one_uid_for_two(pen: Pen) -> None:
-    pen.commit({"replica/t1/w-0": replica("w", 0, uid="same")}, [pen.entry("spawn", "w", "workloads")])
-    pen.commit({"replica/t1/w-1": replica("w", 1, uid="same")}, [pen.entry("spawn", "w", "workloads")])
+@violates("uids_are_given_once")
+def uid_used_twice(h: HistoryBuilder) -> None:
+    h.commit({"replica/t1/w-0": replica("w", 0, uid="same")}, [h.entry("spawn", "w", "workloads")])
+    h.commit({"replica/t1/w-1": replica("w", 1, uid="same")}, [h.entry("spawn", "w", "workloads")])
 
 
-@breaks("reservations_are_committed_once_or_released")
-def bound_before_the_victims_went(pen: Pen) -> None:
-    a, b = pen.spawn(0, 1)
-    pen.run(a)
-    held = pen.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: pen.copy(a)})
-    pen.commit({a: pen.status(a, phase="draining"), b: held}, [pen.entry("reserve", b, "scheduler")])
-    pen.bind(b, victims=None)
+@violates("reservations_are_committed_once_or_released")
+def bind_before_victims_left(h: HistoryBuilder) -> None:
+    a, b = h.spawn(0, 1)
+    h.run(a)
+    held = h.status(b, phase="reserved", node="n1", grants=["tenant/t1"], victims={a: h.copy(a)})
+    h.commit({a: h.status(a, phase="draining"), b: held}, [h.entry("reserve", b, "scheduler")])
+    h.bind(b, victims=None)
 
 
-@breaks("reservations_are_committed_once_or_released")
-def bound_elsewhere_than_reserved(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.commit({a: pen.status(a, phase="reserved", node="n1", grants=["tenant/t1"])}, [pen.entry("reserve", a, "scheduler")])
-    pen.bind(a, "n2")
+@violates("reservations_are_committed_once_or_released")
+def bind_on_other_node_than_reserved(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.commit({a: h.status(a, phase="reserved", node="n1", grants=["tenant/t1"])}, [h.entry("reserve", a, "scheduler")])
+    h.bind(a, "n2")
 
 
-@breaks("reservations_are_committed_once_or_released")
-def bound_and_still_waiting_for_victims(pen: Pen) -> None:
-    a, b = pen.spawn(0, 1)
-    pen.bind(a, victims={b: pen.copy(b)})
+@violates("reservations_are_committed_once_or_released")
+def bound_with_pending_victims(h: HistoryBuilder) -> None:
+    a, b = h.spawn(0, 1)
+    h.bind(a, victims={b: h.copy(b)})
 
 
-@breaks("reservations_are_committed_once_or_released")
-def released_and_still_charged(pen: Pen) -> None:
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.move(a, "draining", "workloads")
-    pen.move(a, "stopping", "agent/n1")
-    pen.move(a, "released", "agent/n1", result="ok")
+@violates("reservations_are_committed_once_or_released")
+def released_but_still_charged(h: HistoryBuilder) -> None:
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.move(a, "draining", "workloads")
+    h.move(a, "stopping", "agent/n1")
+    h.move(a, "released", "agent/n1", result="ok")
 
 
-@breaks("draws_are_on_living_grants")
-def on_an_expired_grant(pen: Pen) -> None:
-    pen.grant("s", ttl="1s", status={"deadline": {"boot": "b1", "atMs": pen.world.now_ms + 1_000}})
-    (a,) = pen.spawn(0)
-    pen.world.now_ms += 1_000
-    pen.bind(a, grants=["s"])
+@violates("draws_are_on_living_grants")
+def draw_on_expired_grant(h: HistoryBuilder) -> None:
+    h.grant("s", ttl="1s", status={"deadline": {"boot": "b1", "atMs": h.world.now_ms + 1_000}})
+    (a,) = h.spawn(0)
+    h.world.now_ms += 1_000
+    h.bind(a, grants=["s"])
 
 
-@breaks("draws_are_on_living_grants")
-def on_a_child_of_a_closed_grant(pen: Pen) -> None:
-    pen.grant("s", status={"phase": "closed"})
-    pen.grant("c", parent="s")
-    (a,) = pen.spawn(0)
-    pen.bind(a, grants=["c"])
+@violates("draws_are_on_living_grants")
+def draw_on_child_of_closed_grant(h: HistoryBuilder) -> None:
+    h.grant("s", status={"phase": "closed"})
+    h.grant("c", parent="s")
+    (a,) = h.spawn(0)
+    h.bind(a, grants=["c"])
 
 
-@breaks("replicas_rank_as_policy_allows")
-def above_what_the_policy_allows(pen: Pen) -> None:
-    """The first of the two is as high as it may be, and is not named."""
-    pen.commit({"policyrevision/1": policy(1, priorityMax=1)}, [pen.entry("apply", "policy/p", "operator")])
-    pen.spawn(1)
-    assert pen.found == []
-    pen.spawn(2)
+@violates("replicas_rank_as_policy_allows")
+def priority_above_policy_limit(h: HistoryBuilder) -> None:
+    """The first of the two is at the limit and is not reported."""
+    h.commit({"policyrevision/1": policy(1, priorityMax=1)}, [h.entry("apply", "policy/p", "operator")])
+    h.spawn(1)
+    assert h.found == []
+    h.spawn(2)
 
 
-@breaks("replicas_rank_as_policy_allows")
-def what_comes_with_its_workload_is_above_what_the_policy_allows(pen: Pen) -> None:
-    pen.commit({"policyrevision/1": policy(1, priorityMax=0)}, [pen.entry("apply", "policy/p", "operator")])
-    pen.declare("x", comes_with=range(1), replicas=1)
-    assert pen.found == []
-    pen.declare("y", comes_with=range(3))
+@violates("replicas_rank_as_policy_allows")
+def initial_replica_above_policy_limit(h: HistoryBuilder) -> None:
+    h.commit({"policyrevision/1": policy(1, priorityMax=0)}, [h.entry("apply", "policy/p", "operator")])
+    h.declare("x", comes_with=range(1), replicas=1)
+    assert h.found == []
+    h.declare("y", comes_with=range(3))
 
 
-@breaks("tenants_declare_no_more_than_their_limits")
-def one_workload_too_many(pen: Pen) -> None:
-    pen.commit({"tenant/t1": limited(pen, workloads=2)}, [pen.entry("apply", "tenant/t1", "operator")])
-    pen.declare("x")
-    assert pen.found == []
-    pen.declare("y")
+@violates("tenants_declare_no_more_than_their_limits")
+def workload_limit_exceeded(h: HistoryBuilder) -> None:
+    h.commit({"tenant/t1": limited(h, workloads=2)}, [h.entry("apply", "tenant/t1", "operator")])
+    h.declare("x")
+    assert h.found == []
+    h.declare("y")
 
 
-@breaks("tenants_declare_no_more_than_their_limits")
-def more_replicas_than_it_may_declare(pen: Pen) -> None:
-    """What was above a limit already may stay, and shrink."""
-    pen.commit({"tenant/t1": limited(pen, replicas=2)}, [pen.entry("apply", "tenant/t1", "operator")])
-    pen.declare("w", 2, replicas=3)
-    assert pen.found == []
-    pen.declare("w", 3, replicas=4)
+@violates("tenants_declare_no_more_than_their_limits")
+def replica_limit_exceeded(h: HistoryBuilder) -> None:
+    """A workload already above a limit may stay, and shrink."""
+    h.commit({"tenant/t1": limited(h, replicas=2)}, [h.entry("apply", "tenant/t1", "operator")])
+    h.declare("w", 2, replicas=3)
+    assert h.found == []
+    h.declare("w", 3, replicas=4)
 
 
-def limited(pen: Pen, **limits: int) -> Json:
-    row = pen.rows["tenant/t1"]
+def limited(h: HistoryBuilder, **limits: int) -> Json:
+    row = h.rows["tenant/t1"]
     return {**row, "spec": {**row["spec"], "limits": limits}}
 
 
@@ -1081,50 +1081,52 @@ def limited(pen: Pen, **limits: int) -> Json:
         "lease/repair/x", "policyrevision/9", "override/o", "peer/p", "decision/t1/d", "event/t1/e", "batch/9",
     ],
 )  # fmt: skip
-def test_a_commit_that_deletes_what_is_not_there_is_judged_all_the_same(key: str) -> None:
-    pen = Pen().furnish()
-    pen.commit({key: None}, [pen.entry("delete", key, "operator")])
-    pen.commit({key: None}, [pen.entry("delete", key, "operator")])
-    pen.world.judge.conclude()
+def test_deletion_of_missing_row_does_not_stop_judge(key: str) -> None:
+    h = HistoryBuilder().prepare()
+    h.commit({key: None}, [h.entry("delete", key, "operator")])
+    h.commit({key: None}, [h.entry("delete", key, "operator")])
+    h.world.judge.conclude()
+    assert key not in h.world.judge.history("r1").rows
+    assert h.world.judge.accepted_operations["delete"] == 2
 
 
-@pytest.mark.parametrize(("check", "breach"), BREACHES, ids=[f"{breach.__name__}-{check}" for check, breach in BREACHES])
-def test_a_breach_is_found_under_its_name(check: str, breach: Breach) -> None:
-    pen = Pen().furnish()
-    assert pen.found == []
-    breach(pen)
-    assert check in pen.found, pen.world.judge.violations
-    found = next(one for one in pen.world.judge.violations if one.check == check)
+@pytest.mark.parametrize(("check", "breach"), VIOLATIONS, ids=[f"{breach.__name__}-{check}" for check, breach in VIOLATIONS])
+def test_violation_is_reported_under_its_name(check: str, breach: Breach) -> None:
+    h = HistoryBuilder().prepare()
+    assert h.found == []
+    breach(h)
+    assert check in h.found, h.world.judge.violations
+    found = next(one for one in h.world.judge.violations if one.check == check)
     assert found.property == CHECKS[check].property and found.scope == "r1" and found.why
 
 
-def test_every_promise_is_broken_by_some_history() -> None:
-    assert {check for check, _ in BREACHES} == set(CHECKS)
+def test_every_safety_check_has_violating_history() -> None:
+    assert {check for check, _ in VIOLATIONS} == set(CHECKS)
 
 
-def test_the_first_violation_is_called_out_and_the_rest_are_kept() -> None:
-    pen, called = Pen(World()).furnish(), list[str]()
-    pen.world.judge.on_violation = lambda violation: called.append(violation.check)
-    one_too_many(pen)
-    past_the_policys_lease(pen)
-    assert called == ["no_more_replicas_than_desired"] and len(pen.world.judge.violations) > 1
+def test_first_violation_calls_back_and_later_ones_are_kept() -> None:
+    h, called = HistoryBuilder(World()).prepare(), list[str]()
+    h.world.judge.on_violation = lambda violation: called.append(violation.check)
+    surplus_replica(h)
+    bind_after_policy_lease(h)
+    assert called == ["no_more_replicas_than_desired"] and len(h.world.judge.violations) > 1
 
 
-def test_the_story_of_an_object_tells_when_who_and_what() -> None:
-    pen = Pen().furnish()
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 77)
-    told = pen.world.judge.story("r1", a)
-    assert "bind by scheduler!" in told and "status.phase 'bound' -> 'starting'" in told and "process 77" in told
-    assert f"{pen.world.now_ms} ms, revision {pen.revision}" in told
+def test_object_story_lists_commits_and_processes() -> None:
+    h = HistoryBuilder().prepare()
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 77)
+    story = h.world.judge.story("r1", a)
+    assert "bind by scheduler!" in story and "status.phase 'bound' -> 'starting'" in story and "process 77" in story
+    assert f"{h.world.now_ms} ms, revision {h.revision}" in story
 
 
-def test_one_forgotten_and_spawned_again_in_one_batch_is_two_replicas() -> None:
-    pen = Pen().furnish()
-    (a,) = pen.spawn(0)
-    pen.run(a)
-    pen.release(a)
-    anew = replica("w", 0, uid="other")
-    pen.commit({a: anew}, [pen.entry("forget", a, "workloads"), pen.entry("spawn", "w", "workloads")])
-    assert pen.found == []
+def test_replica_forgotten_and_recreated_in_one_batch_is_lawful() -> None:
+    h = HistoryBuilder().prepare()
+    (a,) = h.spawn(0)
+    h.run(a)
+    h.release(a)
+    recreated = replica("w", 0, uid="other")
+    h.commit({a: recreated}, [h.entry("forget", a, "workloads"), h.entry("spawn", "w", "workloads")])
+    assert h.found == []

@@ -1,4 +1,4 @@
-"""Does every kind of fault do some harm, does nothing of it stay once it is over, and does it choose its victim by itself?"""
+"""Fault kinds: each causes harm, is undone completely when it ends, and chooses its victim independently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from remit.simulate.world.store import StoreFaults
 
 AT_S, DURATION_S = 12.0, 16.0
 SETTLES_S = 6.0
-"""Some faults end by themselves: within this time."""
+"""Time after which faults that end by themselves have ended."""
 
 TEXT = """
 summary = "s"
@@ -34,11 +34,11 @@ per_minute = 20
 """
 
 LASTING = {"drift", "wall-jump", "backup", "restore"}
-"""What no fault takes back: clocks are as they are, and what was restored or saved stays so."""
+"""Faults that are never undone: clocks keep their values, and backups and restores stay."""
 
 
 class Trial:
-    """A tiny cluster to which one plan happens; it is stopped where the test wants to look."""
+    """A tiny cluster with one plan of faults; it is stopped where the test inspects it."""
 
     def __init__(
         self, *plan: Injection, seed: int = 1, scopes: str = '["local"]', store: str = "memory", nodes: int = 2
@@ -55,7 +55,7 @@ class Trial:
         assert not self.sim.judge.violations, self.sim.judge.violations
 
     def traces(self) -> dict[str, Any]:
-        """All that a fault may leave behind and that is not so in a calm world."""
+        """All temporary effects of faults that differ from a calm cluster."""
         sim, found = self.sim, dict[str, Any]()
         for (source, target), way in sim.network._paths.items():
             if way.cuts or way.clogs or abs(way.slow_s) > 1e-9 or way.held:
@@ -82,7 +82,7 @@ class Trial:
         return found
 
     def marks(self) -> dict[str, Any]:
-        """What a fault may have changed for good."""
+        """Values that a fault may change permanently."""
         sim = self.sim
         found: dict[str, Any] = {f"starts of {name}": process.starts for name, process in sim.cluster.processes.items()}
         for name, machine in sim.cluster.machines.items():
@@ -90,7 +90,7 @@ class Trial:
         for scope, store in sim.cluster.stores.items():
             found[f"store of {scope}"] = (id(store.store), store._no_watch_until_s)
             found[f"cuts of {scope}"] = getattr(store, "_power_cuts", 0)
-        found["backups"] = [list(kept) for kept in sim._backups.values()]
+        found["backups"] = [list(remaining) for remaining in sim._backups.values()]
         return found
 
     def end(self) -> None:
@@ -99,33 +99,33 @@ class Trial:
 
 
 @pytest.fixture
-def ended() -> Iterator[list[Trial]]:
+def trials() -> Iterator[list[Trial]]:
     trials: list[Trial] = []
     yield trials
     for trial in trials:
         trial.end()
 
 
-def trial_of(kind: str, lasts_s: float, ended: list[Trial]) -> Trial:
+def trial_of(kind: str, lasts_s: float, trials: list[Trial]) -> Trial:
     scopes = '["local"]' if KINDS[kind].scopes_min == 1 else '["global", "east", "west"]'
     plan = [Injection(0, AT_S, kind, lasts_s)]
     if kind in ("restore", "damage"):
         plan.insert(0, Injection(1, AT_S - 1, "backup", 0.0))
     nodes = 3 if kind == "silent-zone" else 2
     trial = Trial(*plan, scopes=scopes, store=KINDS[kind].store or "memory", nodes=nodes)
-    ended.append(trial)
+    trials.append(trial)
     return trial
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_it_does_harm__and_when_all_faults_end_nothing_of_it_stays(kind: str, ended: list[Trial]) -> None:
-    trial = trial_of(kind, 1_000.0, ended)
+def test_fault_causes_harm_and_is_undone_when_all_faults_end(kind: str, trials: list[Trial]) -> None:
+    trial = trial_of(kind, 1_000.0, trials)
     trial.run(AT_S - 0.000_1)
     assert trial.traces() == {}
     before = trial.marks()
     trial.run(AT_S + 0.000_1)
     assert trial.sim.faults[kind] == 1
-    assert trial.traces() or trial.marks() != before, "it has done nothing"
+    assert trial.traces() or trial.marks() != before, "the fault had no effect"
     trial.run(DURATION_S)
     trial.sim._heal_all()
     trial.run(DURATION_S + SETTLES_S)
@@ -138,8 +138,8 @@ def test_it_does_harm__and_when_all_faults_end_nothing_of_it_stays(kind: str, en
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_it_is_over_when_its_time_is__without_anybody_else(kind: str, ended: list[Trial]) -> None:
-    trial = trial_of(kind, 2.0, ended)
+def test_fault_ends_by_itself_after_its_duration(kind: str, trials: list[Trial]) -> None:
+    trial = trial_of(kind, 2.0, trials)
     trial.run(AT_S + 2.0 + SETTLES_S)
     assert trial.traces() == {}
 
@@ -149,20 +149,20 @@ def _clocks(marks: dict[str, Any]) -> dict[str, tuple[float, int, str]]:
 
 
 @pytest.mark.parametrize("lasts_s", [0.0, 0.1, 0.7, 1_000.0])
-def test_a_swizzle_that_is_taken_back_early_leaves_no_way_clogged(lasts_s: float, ended: list[Trial]) -> None:
-    """Not one that was to be clogged later either, and nothing that was sent stays held back."""
+def test_swizzle_clog_undone_early_leaves_no_path_clogged(lasts_s: float, trials: list[Trial]) -> None:
+    """Including paths that were to be clogged later, and no message stays held back."""
     for seed in range(3):
         trial = Trial(*(Injection(n, 3.0 + n / 10, "swizzle-clog", lasts_s) for n in range(4)), seed=seed)
-        ended.append(trial)
+        trials.append(trial)
         trial.run(4.0)
         trial.sim._heal_all()
         trial.run(8.0)
         assert trial.traces() == {}
 
 
-def test_a_swizzle_clogs_one_by_one_and_opens_one_by_one_in_another_order(ended: list[Trial]) -> None:
+def test_swizzle_clog_clogs_and_unclogs_paths_one_by_one(trials: list[Trial]) -> None:
     trial = Trial(Injection(0, 4.0, "swizzle-clog", 8.0))
-    ended.append(trial)
+    trials.append(trial)
     seen: list[list[str]] = []
     for tick in range(400, 1_250):
         trial.run(tick / 100)
@@ -188,10 +188,10 @@ PLAN = (
 )
 
 
-def harm(ended: list[Trial], plan: tuple[Injection, ...]) -> list[tuple[int, str]]:
-    """What was done to whom, by the trace: with the second in which it was."""
+def recorded_harm(trials: list[Trial], plan: tuple[Injection, ...]) -> list[tuple[int, str]]:
+    """Recorded harm with the second in which it happened."""
     trial = Trial(*plan)
-    ended.append(trial)
+    trials.append(trial)
     trial.run(13.0)
     found = []
     for line in trial.sim.lines or ():
@@ -201,19 +201,19 @@ def harm(ended: list[Trial], plan: tuple[Injection, ...]) -> list[tuple[int, str
     return found
 
 
-def test_leaving_one_fault_out_changes_no_other_ones_victim(ended: list[Trial]) -> None:
-    whole = harm(ended, PLAN)
+def test_removing_one_fault_changes_no_other_victim(trials: list[Trial]) -> None:
+    whole = recorded_harm(trials, PLAN)
     assert {second for second, _ in whole} == {int(one.at_s) for one in PLAN}
     for left_out in PLAN:
-        kept = harm(ended, tuple(one for one in PLAN if one is not left_out))
-        assert kept == [line for line in whole if line[0] != int(left_out.at_s)]
+        remaining = recorded_harm(trials, tuple(one for one in PLAN if one is not left_out))
+        assert remaining == [line for line in whole if line[0] != int(left_out.at_s)]
 
 
 @pytest.mark.parametrize("kind", ["kill-agent", "kill-server", "freeze"])
-def test_whom_another_fault_has_killed_changes_no_victim_but_itself(kind: str, ended: list[Trial]) -> None:
+def test_process_already_dead_does_not_change_chosen_victim(kind: str, trials: list[Trial]) -> None:
     for seed in range(10):
         trial = Trial(scopes='["local"]')
-        ended.append(trial)
+        trials.append(trial)
         processes = trial.sim.all_processes("")
         one = Injection(0, 0.0, kind, 1.0)
 
@@ -234,20 +234,20 @@ def test_whom_another_fault_has_killed_changes_no_victim_but_itself(kind: str, e
                 assert victim(process.name) == chosen
 
 
-def test_a_process_that_stands_still_for_two_faults_wakes_with_the_longer(ended: list[Trial]) -> None:
+def test_process_frozen_by_two_faults_thaws_with_the_longer(trials: list[Trial]) -> None:
     plan = (Injection(0, 12.0, "freeze-leader", 4.0), Injection(1, 12.5, "freeze-leader", 1.0))
     trial = Trial(*plan)
-    ended.append(trial)
+    trials.append(trial)
     trial.run(12.75)
     (victim,) = trial.traces()
-    for at_s, still in ((14.0, True), (15.9, True), (16.1, False)):
+    for at_s, frozen in ((14.0, True), (15.9, True), (16.1, False)):
         trial.run(at_s)
-        assert (victim in trial.traces()) is still, at_s
+        assert (victim in trial.traces()) is frozen, at_s
 
 
-def test_schedulers_die_with_the_next_reservation__and_no_sooner(ended: list[Trial]) -> None:
+def test_kill_reserving_waits_for_next_reservation(trials: list[Trial]) -> None:
     trial = Trial(Injection(0, 12.0, "kill-reserving", 1_000.0))
-    ended.append(trial)
+    trials.append(trial)
     history = trial.sim.judge.history("local")
     for tick in range(120, 2_000):
         trial.run(tick / 10)
@@ -257,27 +257,27 @@ def test_schedulers_die_with_the_next_reservation__and_no_sooner(ended: list[Tri
         if dead:
             break
     else:
-        pytest.fail("nobody reserved anything")
+        pytest.fail("no reservation was made")
     assert "somebody waits for a reservation" not in trial.traces()
     trial.sim._heal_all()
     assert trial.traces() == {}
 
 
-def test_a_scope_whose_name_begins_like_another_is_another(ended: list[Trial]) -> None:
+def test_scope_names_are_not_matched_by_prefix(trials: list[Trial]) -> None:
     trial = Trial(scopes='["global", "r1", "r10"]')
-    ended.append(trial)
+    trials.append(trial)
     assert {process.name for process in trial.sim.processes("server", "r1")} == {"server-r1-1", "server-r1-2"}
     assert len(trial.sim.processes("server", "")) == 6
 
 
-def test_observers_of_the_store_that_lags_are_those_who_fail_over(ended: list[Trial]) -> None:
+def test_lagging_member_moves_only_observers_of_its_store(trials: list[Trial]) -> None:
     for seed in range(8):
         trial = Trial(Injection(0, 10.0, "lagging-member", 5.0), seed=seed, scopes='["global", "east", "west"]')
-        ended.append(trial)
+        trials.append(trial)
         trial.run(9.999)
         watches = {scope: dict(store._watches) for scope, store in trial.sim.cluster.stores.items()}
         assert all(watches.values())
         trial.run(10.000_1)
         for scope, store in trial.sim.cluster.stores.items():
-            kept = watches[scope].keys() & store._watches.keys()
-            assert bool(kept) is not bool(store.faults.lag_s)
+            remaining = watches[scope].keys() & store._watches.keys()
+            assert bool(remaining) is not bool(store.faults.lag_s)

@@ -1,4 +1,4 @@
-"""What is on a simulated disk after its process or its machine died, and what do its faults refuse?"""
+"""Simulated disk: contents after process and machine crashes, and errors of its faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def disk() -> SimDisk:
     return disk
 
 
-def test_the_disk_outlives_its_process_and_its_machine(disk: SimDisk) -> None:
+def test_disk_survives_process_and_machine_crash(disk: SimDisk) -> None:
     first = Process(disk)
     first.disk.write_atomically(JOURNAL, b"one")
     first.alive = False
@@ -40,40 +40,40 @@ def test_the_disk_outlives_its_process_and_its_machine(disk: SimDisk) -> None:
     assert Process(disk).disk.read(JOURNAL) == b"one"
 
 
-def test_nothing_that_a_killed_process_does_reaches_the_disk(disk: SimDisk) -> None:
+def test_killed_process_cannot_write(disk: SimDisk) -> None:
     killed, other = Process(disk), Process(disk)
     killed.disk.write_atomically(JOURNAL, b"one")
     killed.alive = False
-    deeds: list[Callable[[], object]] = [
+    operations: list[Callable[[], object]] = [
         lambda: killed.disk.write_atomically(JOURNAL, b"two"),
         lambda: killed.disk.remove(JOURNAL),
         lambda: killed.disk.make_directory(HOME / "more"),
         lambda: killed.disk.read(JOURNAL),
         lambda: killed.disk.lock(HOME / "lock").__enter__(),
     ]
-    for deed in deeds:
+    for operation in operations:
         with pytest.raises(ProcessKilled):
-            deed()
+            operation()
     assert other.disk.list(HOME) == ("journal",)
     assert other.disk.read(JOURNAL) == b"one"
 
 
-def test_a_killed_process_lets_go_of_its_locks_and_never_of_anothers(disk: SimDisk) -> None:
+def test_locks_of_killed_process_are_released_and_others_kept(disk: SimDisk) -> None:
     killed, other, third = Process(disk), Process(disk), Process(disk)
-    dead_hold = killed.disk.lock(HOME / "lock")
-    dead_hold.__enter__()
+    dead_lock = killed.disk.lock(HOME / "lock")
+    dead_lock.__enter__()
     with pytest.raises(FileBusy), other.disk.lock(HOME / "lock"):
         pass
     killed.alive = False
     with other.disk.lock(HOME / "lock"):
-        dead_hold.__exit__(None, None, None)  # its finally block, which runs late
+        dead_lock.__exit__(None, None, None)  # its finally block runs late
         with pytest.raises(FileBusy), third.disk.lock(HOME / "lock"):
             pass
     with third.disk.lock(HOME / "lock"):
         pass
 
 
-def test_a_crash_of_the_machine_ends_every_lock(disk: SimDisk) -> None:
+def test_machine_crash_releases_every_lock(disk: SimDisk) -> None:
     hold = Process(disk).disk.lock(HOME / "lock")
     hold.__enter__()
     with pytest.raises(FileBusy), Process(disk).disk.lock(HOME / "lock"):
@@ -83,9 +83,9 @@ def test_a_crash_of_the_machine_ends_every_lock(disk: SimDisk) -> None:
         hold.__exit__(None, None, None)
 
 
-def test_what_was_not_forced_is_any_of_what_it_was_after_a_crash() -> None:
+def test_unsynced_write_may_be_any_version_after_crash() -> None:
     found = set()
-    for chance in SEEDS:
+    for randomness in SEEDS:
         disk = SimDisk()
         process = Process(disk)
         process.disk.make_directory(HOME)
@@ -95,13 +95,13 @@ def test_what_was_not_forced_is_any_of_what_it_was_after_a_crash() -> None:
             with pytest.raises(NotDurable):
                 process.disk.write_atomically(JOURNAL, data)
         assert process.disk.read(JOURNAL) == b"newest"
-        disk.crash(chance)
+        disk.crash(randomness)
         found.add(Process(disk).disk.read(JOURNAL))
     assert found == {b"old", b"newer", b"newest"}
 
 
-def test_what_was_written_again_is_settled() -> None:
-    for chance in SEEDS:
+def test_rewritten_file_is_durable() -> None:
+    for randomness in SEEDS:
         disk = SimDisk()
         process = Process(disk)
         process.disk.make_directory(HOME)
@@ -110,13 +110,13 @@ def test_what_was_written_again_is_settled() -> None:
             process.disk.write_atomically(JOURNAL, b"new")
         disk.not_syncing = False
         process.disk.write_atomically(JOURNAL, b"new")
-        disk.crash(chance)
+        disk.crash(randomness)
         assert process.disk.read(JOURNAL) == b"new"
 
 
-def test_an_unsettled_removal_or_directory_may_be_undone_whole() -> None:
+def test_unsynced_removal_or_directory_may_be_undone_whole() -> None:
     found = set()
-    for chance in SEEDS:
+    for randomness in SEEDS:
         disk = SimDisk()
         process = Process(disk)
         process.disk.make_directory(HOME)
@@ -128,7 +128,7 @@ def test_an_unsettled_removal_or_directory_may_be_undone_whole() -> None:
             process.disk.make_directory(HOME / "more")
         disk.not_syncing = False
         process.disk.write_atomically(HOME / "more" / "inside", b"")
-        disk.crash(chance)
+        disk.crash(randomness)
         after = Process(disk).disk
         found.add(after.list(HOME))
         if after.exists(HOME / "more"):
@@ -139,17 +139,17 @@ def test_an_unsettled_removal_or_directory_may_be_undone_whole() -> None:
     assert found == {(), ("journal",), ("more",), ("journal", "more")}
 
 
-def test_one_seed_is_one_crash() -> None:
+def test_seed_determines_crash_outcome() -> None:
     def after(seed: str) -> list[tuple[str, ...]]:
         disk, listings = SimDisk(), list[tuple[str, ...]]()
         process = Process(disk)
         process.disk.make_directory(HOME)
-        chance = SeededRandomness(seed)
+        randomness = SeededRandomness(seed)
         for turn in range(20):
             disk.not_syncing = True
             with pytest.raises(NotDurable):
                 process.disk.write_atomically(HOME / f"{turn}", b"x")
-            disk.crash(chance)
+            disk.crash(randomness)
             listings.append(process.disk.list(HOME))
         return listings
 
@@ -157,11 +157,11 @@ def test_one_seed_is_one_crash() -> None:
     assert after("7") != after("8")
 
 
-def test_a_full_disk_refuses_and_keeps_what_it_has(disk: SimDisk) -> None:
+def test_full_disk_refuses_writes_and_keeps_contents(disk: SimDisk) -> None:
     process = Process(disk)
     process.disk.write_atomically(JOURNAL, b"x" * 60)
     assert process.disk.free_bytes(HOME) == 40
-    with pytest.raises(DiskFull):  # the new content lies beside the old one until it is whole
+    with pytest.raises(DiskFull):  # the new content needs space beside the old one until it is complete
         process.disk.write_atomically(JOURNAL, b"y" * 41)
     assert process.disk.read(JOURNAL) == b"x" * 60
     disk.full = True
@@ -171,9 +171,9 @@ def test_a_full_disk_refuses_and_keeps_what_it_has(disk: SimDisk) -> None:
         lambda: process.disk.make_directory(HOME / "more"),
         lambda: process.disk.lock(HOME / "lock").__enter__(),
     ]
-    for deed in refused:
+    for operation in refused:
         with pytest.raises(DiskFull):
-            deed()
+            operation()
     process.disk.make_directory(HOME)
     process.disk.remove(JOURNAL)
     disk.full = False
@@ -181,7 +181,7 @@ def test_a_full_disk_refuses_and_keeps_what_it_has(disk: SimDisk) -> None:
     assert process.disk.free_bytes(HOME) == 100
 
 
-def test_a_failing_disk_refuses_everything_and_nothing_changes(disk: SimDisk) -> None:
+def test_failing_disk_refuses_everything_and_changes_nothing(disk: SimDisk) -> None:
     process = Process(disk)
     process.disk.write_atomically(JOURNAL, b"old")
     disk.failing = True
@@ -194,15 +194,15 @@ def test_a_failing_disk_refuses_everything_and_nothing_changes(disk: SimDisk) ->
         lambda: process.disk.make_directory(HOME / "more"),
         lambda: process.disk.lock(HOME / "lock").__enter__(),
     ]
-    for deed in refused:
+    for operation in refused:
         with pytest.raises(DiskError) as caught:
-            deed()
+            operation()
         assert not isinstance(caught.value, (FileMissing, DiskFull, NotDurable))
     disk.failing = False
     assert process.disk.list(HOME) == ("journal",)
     assert process.disk.read(JOURNAL) == b"old"
 
 
-def test_a_relative_path_is_our_bug(disk: SimDisk) -> None:
+def test_relative_path_raises(disk: SimDisk) -> None:
     with pytest.raises(ValueError, match="relative"):
         Process(disk).disk.read(Path("journal"))

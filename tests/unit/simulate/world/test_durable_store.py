@@ -1,4 +1,4 @@
-"""Does the witness hear of all that a store on torn files holds, once and in order, whenever the power goes?"""
+"""Simulated SQLite store: the witness sees every commit once and in order, whenever the power is cut."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from remit.store.protocol import HEAD, Commit, CommitOutcomeUnknown, Committed, 
 from remit.store.protocol import Watch as StoreWatch
 
 
-class Cellar:
-    """One writer who writes batch after batch, and takes over anew whenever it does not know where it stands."""
+class PowerCutRun:
+    """One writer commits batch after batch, and takes over again whenever its position is unknown."""
 
     def __init__(self, seed: str) -> None:
         self.loop = SimLoop.seeded(seed)
         self.network = Network(self.loop, seed)
-        self.heard: list[tuple[int, str, list[str]]] = []
+        self.applied: list[tuple[int, str, list[str]]] = []
         self.acknowledged: dict[str, int] = {}
         self.unanswered: list[str] = []
         self.rows: list[str] = []
@@ -28,7 +28,7 @@ class Cellar:
 
     def commit_applied(self, scope: str, commit: Commit, revision: int, sent: CommitOrigin | None) -> None:
         keys = [key for key, _ in commit.puts if key != HEAD]
-        self.heard.append((revision, "" if sent is None else sent.process, keys))
+        self.applied.append((revision, "" if sent is None else sent.process, keys))
 
     def store_restored(self, scope: str, store: MemoryStore, backup: MemoryBackup) -> None:
         raise AssertionError("nothing is restored here")
@@ -63,7 +63,7 @@ class Cellar:
     async def read(self, port: StorePort) -> None:
         page = await port.range("", limit=10_000)
         self.rows = [row.key for row in page.rows if row.key.startswith("k")]
-        assert page.revision == self.heard[-1][0]
+        assert page.revision == self.applied[-1][0]
         self.loop.stop()
 
     def play(self, cut_at_s: float, calls: int) -> None:
@@ -79,51 +79,51 @@ class Cellar:
         self.service.end()
 
 
-def test_the_witness_hears_each_commit_once_in_order__also_those_that_nobody_was_told_of() -> None:
+def test_witness_sees_each_commit_once_including_unanswered_ones() -> None:
     written_unanswered = 0
     for calls in range(1, POWER_CUT_CALLS_MAX + 1):
-        cellar = Cellar(f"cellar {calls}")
-        cellar.play(2.5 + calls / 37, calls)
-        revisions = [revision for revision, _, _ in cellar.heard]
+        run = PowerCutRun(f"cellar {calls}")
+        run.play(2.5 + calls / 37, calls)
+        revisions = [revision for revision, _, _ in run.applied]
         assert revisions == list(range(1, len(revisions) + 1))
-        told = {keys[0]: revision for revision, sender, keys in cellar.heard if sender == "writer" and keys}
-        assert cellar.acknowledged.items() <= told.items(), "an answer was a promise"
-        assert sorted(told) == cellar.rows, "what is there was heard of, with its sender"
-        assert len(cellar.acknowledged) > 30
-        assert len(cellar.unanswered) <= 3
-        written_unanswered += len(told.keys() - cellar.acknowledged.keys())
+        from_writer = {keys[0]: revision for revision, sender, keys in run.applied if sender == "writer" and keys}
+        assert run.acknowledged.items() <= from_writer.items(), "every answered commit was applied"
+        assert sorted(from_writer) == run.rows, "every stored row was seen with its sender"
+        assert len(run.acknowledged) > 30
+        assert len(run.unanswered) <= 3
+        written_unanswered += len(from_writer.keys() - run.acknowledged.keys())
     assert written_unanswered > 0, "no cut fell between a write and its answer, so this proves nothing"
 
 
-def test_a_power_cut_breaks_the_watches_and_the_store_comes_back() -> None:
-    cellar, said = Cellar("watch"), list[str]()
+def test_power_cut_ends_watches_and_store_recovers() -> None:
+    run, received = PowerCutRun("watch"), list[str]()
 
     async def follow(port: StorePort) -> None:
         watch: StoreWatch = await port.watch("", after=0)
         try:
             async for event in watch:
-                said.append(f"{event.revision}")
+                received.append(f"{event.revision}")
         except StoreError as error:
-            said.append(type(error).__name__)
+            received.append(type(error).__name__)
 
-    port, unit = cellar.port("watcher")
-    cellar.loop.call_at(1.0, lambda: cellar.loop.spawn(follow(port), name="follow", unit=unit))
-    cellar.play(2.5, 3)
-    assert said[-1] == "Unavailable"
-    assert [int(one) for one in said[:-1]] == list(range(1, len(said)))
-    assert len(cellar.acknowledged) > 30
+    port, unit = run.port("watcher")
+    run.loop.call_at(1.0, lambda: run.loop.spawn(follow(port), name="follow", unit=unit))
+    run.play(2.5, 3)
+    assert received[-1] == "Unavailable"
+    assert [int(one) for one in received[:-1]] == list(range(1, len(received)))
+    assert len(run.acknowledged) > 30
 
 
-def test_a_power_cut_that_is_called_off_does_not_come() -> None:
-    cellar = Cellar("off")
+def test_cancelled_power_cut_does_not_happen() -> None:
+    run = PowerCutRun("off")
     back: list[object] = []
 
     def cut() -> None:
-        off = cellar.service.cut_power(POWER_CUT_CALLS_MAX)
-        cellar.loop.call_later(0.001, lambda: back.append(off()))
+        off = run.service.cut_power(POWER_CUT_CALLS_MAX)
+        run.loop.call_later(0.001, lambda: back.append(off()))
 
-    cellar.loop.call_at(2.5, cut)
-    cellar.play(100.0, 1)
+    run.loop.call_at(2.5, cut)
+    run.play(100.0, 1)
     assert back == [None]
-    assert len(cellar.acknowledged) == 60
-    assert cellar.unanswered == []
+    assert len(run.acknowledged) == 60
+    assert run.unanswered == []

@@ -1,4 +1,4 @@
-"""Is one seed one order, does time only jump, and is a dead process dead? The four rules of the simulated loop."""
+"""Simulated event loop: a seed determines the order, time only jumps, and killed or frozen processes do not run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def spawn(loop: SimLoop, work: Coroutine[Any, Any, None], name: str = "one") -> 
 
 
 def play(loop: SimLoop, until_s: float) -> None:
-    """Run so far, whoever still waits then."""
+    """Run up to this time, even while tasks still wait."""
     loop.call_at(until_s + 1, loop.stop)
     loop.run(until_s)
 
@@ -49,7 +49,7 @@ async def forever() -> None:
 # Time
 
 
-def test_time_jumps_to_the_next_timer_and_costs_nothing(loop: SimLoop) -> None:
+def test_time_jumps_to_next_timer(loop: SimLoop) -> None:
     seen = []
 
     async def sleeper() -> None:
@@ -64,7 +64,7 @@ def test_time_jumps_to_the_next_timer_and_costs_nothing(loop: SimLoop) -> None:
     assert loop.events < 20
 
 
-def test_a_run_stands_at_its_end__what_is_due_then_comes_with_the_next(loop: SimLoop) -> None:
+def test_run_stops_at_end_time_and_due_timers_run_next(loop: SimLoop) -> None:
     seen: list[float] = []
     for at_s in (9.999, 10.0, 10.5):
         loop.call_at(at_s, lambda: seen.append(loop.time()))
@@ -75,7 +75,7 @@ def test_a_run_stands_at_its_end__what_is_due_then_comes_with_the_next(loop: Sim
     assert (seen, loop.time()) == ([9.999, 10.0, 10.5], 30.0)
 
 
-def test_timers_of_one_moment_run_in_the_order_in_which_they_were_set(loop: SimLoop) -> None:
+def test_timers_of_same_time_run_in_order_set(loop: SimLoop) -> None:
     seen: list[int] = []
     for n in range(50):
         loop.call_later(1.0, seen.append, n)
@@ -83,15 +83,15 @@ def test_timers_of_one_moment_run_in_the_order_in_which_they_were_set(loop: SimL
     assert seen == list(range(50))
 
 
-def test_timers_in_the_past_are_due_now(loop: SimLoop) -> None:
+def test_timer_in_past_is_due_now(loop: SimLoop) -> None:
     loop.call_at(5.0, lambda: loop.call_at(1.0, loop.stop))
     loop.call_at(20.0, lambda: None)
     loop.run(10.0)
     assert loop.time() == 5.0
 
 
-def test_cancelled_timers_do_not_keep_the_loop_alive(loop: SimLoop) -> None:
-    """Everybody waits for somebody, though a timeout of long ago would still be due some day."""
+def test_cancelled_timers_do_not_keep_loop_alive(loop: SimLoop) -> None:
+    """All tasks wait for each other, though a cancelled timeout would still be due."""
     handles = [loop.call_at(100.0 + n, loop.stop) for n in range(3)]
     unit = loop.new_unit("killed")
     loop.call_later(150.0, loop.stop, context=unit.context)
@@ -111,7 +111,7 @@ def test_cancelled_timers_do_not_keep_the_loop_alive(loop: SimLoop) -> None:
 
 
 def orders(seed: str) -> tuple[list[str], str]:
-    """Five processes, each with three tasks that take turns: the order of all steps."""
+    """The order of all steps of five processes with three alternating tasks each."""
     loop, seen = SimLoop.seeded(seed), list[str]()
 
     async def steps(name: str) -> None:
@@ -130,7 +130,7 @@ def orders(seed: str) -> tuple[list[str], str]:
     return seen, loop.digest()
 
 
-def test_one_seed_is_one_order_and_another_seed_another() -> None:
+def test_seed_determines_order_of_steps() -> None:
     assert orders("1") == orders("1")
     (one, one_digest), (other, other_digest) = orders("1"), orders("2")
     assert sorted(one) == sorted(other)
@@ -138,7 +138,7 @@ def test_one_seed_is_one_order_and_another_seed_another() -> None:
     assert one_digest != other_digest
 
 
-def test_within_one_process_callbacks_run_in_the_order_in_which_they_were_scheduled() -> None:
+def test_callbacks_of_one_process_run_in_scheduled_order() -> None:
     expected = [f"{task}{n}" for n in range(4) for task in "xyz"]
     for seed in range(20):
         seen, _ = orders(f"{seed}")
@@ -146,15 +146,15 @@ def test_within_one_process_callbacks_run_in_the_order_in_which_they_were_schedu
             assert [step[1:] for step in seen if step[0] == name] == expected
 
 
-def test_between_processes_every_order_is_tried() -> None:
+def test_every_order_between_processes_occurs() -> None:
     assert {next(step[0] for step in orders(f"{seed}")[0] if step[1:] == "x0") for seed in range(60)} == set("abcde")
 
 
-def test_the_digest_tells_when_and_by_whom__and_what_was_noted() -> None:
-    def digest(at_s: float, name: str, note: bytes) -> str:
+def test_digest_covers_time_process_and_notes() -> None:
+    def digest(at_s: float, name: str, record: bytes) -> str:
         loop = SimLoop.seeded("same")
         units = {name: loop.new_unit(name) for name in "ab"}
-        loop.call_later(at_s, loop.add_to_digest, note, context=units[name].context)
+        loop.call_later(at_s, loop.add_to_digest, record, context=units[name].context)
         play(loop, 2.0)
         assert loop.digest() == loop.digest()
         return loop.digest()
@@ -212,7 +212,7 @@ print(loop.digest(), hash(tuple(seen)) and ",".join(seen))
 """
 
 
-def test_the_order_depends_on_no_hash_and_no_address() -> None:
+def test_order_does_not_depend_on_hashes_or_addresses() -> None:
     found = set()
     for hash_seed, junk in (("1", "10"), ("1", "5000"), ("4242", "10")):
         env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT / "src")}
@@ -223,18 +223,18 @@ def test_the_order_depends_on_no_hash_and_no_address() -> None:
     assert len(found) == 1
 
 
-# Death
+# Killed processes
 
 
-class Scene:
-    """A process with all that it could still reach: its disk, a neighbour, a store, and what runs on its machine."""
+class KillScene:
+    """A process with everything it can reach: its disk, a neighbour, a store, and programs on its machine."""
 
     def __init__(self) -> None:
         self.loop = SimLoop.seeded("death")
         self.network = Network(self.loop, "death")
         self.store = StoreService(self.loop, self.network, "scope", "death", Listener())
-        self.heard: list[bytes] = []
-        self.said: list[str] = []
+        self.requests: list[bytes] = []
+        self.stages: list[str] = []
         self.machine = SimMachine(self.loop, "machine", Listener(), start_ms=0, rate=1.0)
         neighbour = self.process("neighbour", self.listen)
         neighbour.start()
@@ -249,35 +249,35 @@ class Scene:
             await forever()
 
     async def request(self, body: bytes, /) -> bytes:
-        self.heard.append(body)
+        self.requests.append(body)
         return b""
 
     def stream(self, body: bytes, /) -> Any:
         raise AssertionError("nobody asks for a stream")
 
-    async def meddle(self, process: SimProcess, when: str) -> None:
-        """Everything that leaves a trace, as far as it gets."""
-        self.said.append(when)
+    async def leave_traces(self, process: SimProcess, when: str) -> None:
+        """Leave a trace everywhere, as far as it gets."""
+        self.stages.append(when)
         world, path = process.world, Path(f"/{when}")
         with contextlib.suppress(Exception):
             world.disk.write_atomically(path, b"")
-        for deed in (
+        for action in (
             lambda: world.link.request("neighbour", when.encode()),
             lambda: process.port(self.store).commit(Commit(puts=((when, b""),))),
             lambda: world.runner.start(ProcessSpec(("work", "-", "0"))),
         ):
             with contextlib.suppress(Exception):
-                await deed()
+                await action()
 
     async def main(self, process: SimProcess) -> None:
-        await self.meddle(process, "alive")
+        await self.leave_traces(process, "alive")
         try:
             await self.deeper(process)
         except BaseException:
-            await self.meddle(process, "except")
+            await self.leave_traces(process, "except")
             raise
         finally:
-            await self.meddle(process, "finally")
+            await self.leave_traces(process, "finally")
 
     async def deeper(self, process: SimProcess) -> None:
         async with asyncio.TaskGroup() as group:
@@ -295,90 +295,95 @@ class Scene:
     def traces(self) -> tuple[list[str], list[bytes], list[str], list[ProcessHandle]]:
         rows = run_sync(self.store.store.range("")).rows
         names = list(self.machine.disk.names(Path("/")))
-        return names, list(self.heard), [row.key for row in rows], [run.running for run in self.machine.processes.runs.values()]
+        return (
+            names,
+            list(self.requests),
+            [row.key for row in rows],
+            [run.running for run in self.machine.processes.runs.values()],
+        )
 
 
-def test_a_killed_process_runs_no_finally__not_even_at_the_end_of_the_run() -> None:
-    scene = Scene()
+def test_killed_process_runs_no_finally_block() -> None:
+    scene = KillScene()
     process = scene.process("victim", scene.main)
     process.start()
     scene.loop.run(2.0)
     before = scene.traces()
-    assert [len(trace) for trace in before] == [1, 1, 1, 1], "all four ways leave a trace, or this proves nothing"
+    assert [len(trace) for trace in before] == [1, 1, 1, 1], "all four places have a trace"
     scene.loop.call_later(0.5, process.kill)
     scene.loop.run(100.0)
-    assert scene.said == ["alive"]
+    assert scene.stages == ["alive"]
     assert scene.traces() == before
     scene.loop.finish()
-    assert "finally" in scene.said, "the end of the run closes its coroutines"
+    assert "finally" in scene.stages, "finish closes its coroutines"
     assert scene.traces() == before
 
 
-def test_what_is_left_at_the_end_reaches_nothing_either() -> None:
-    scene = Scene()
+def test_process_alive_at_end_of_run_leaves_no_traces_afterwards() -> None:
+    scene = KillScene()
     scene.process("living", scene.main).start()
     scene.loop.run(2.0)
     before = scene.traces()
     scene.loop.finish()
-    assert scene.said[0] == "alive"
-    assert len(scene.said) > 1
+    assert scene.stages[0] == "alive"
+    assert len(scene.stages) > 1
     assert scene.traces() == before
 
 
-def test_cancelling_a_task_of_the_dead_wakes_nobody(loop: SimLoop) -> None:
-    said = []
+def test_cancelling_task_of_killed_process_wakes_nothing(loop: SimLoop) -> None:
+    stages = []
 
     async def waits() -> None:
         try:
             await forever()
         except asyncio.CancelledError:
-            said.append("cancelled")
+            stages.append("cancelled")
 
     unit = loop.new_unit("dead")
     task = unit.context.copy().run(loop.create_task, waits())
     loop.call_later(1.0, loop.kill, unit)
     loop.call_later(2.0, task.cancel)
     play(loop, 10.0)
-    assert not said
+    assert not stages
     assert not task.done()
 
 
-def test_a_task_that_was_just_about_to_run_is_not_cleaned_up_either(loop: SimLoop) -> None:
-    said = []
+def test_ready_task_of_killed_process_is_not_cleaned_up_before_finish(loop: SimLoop) -> None:
+    stages = []
 
     async def waits() -> None:
         try:
             for _ in range(1_000):
                 await asyncio.sleep(0)
         finally:
-            said.append("finally")
+            stages.append("finally")
 
     unit = spawn(loop, waits())
     loop.call_soon(loop.kill, unit)
     play(loop, 10.0)
-    assert not said
+    assert not stages
     loop.finish()
-    assert said == ["finally"]
+    assert stages == ["finally"]
 
 
-def test_what_the_dead_had_scheduled_is_dropped__and_those_of_others_goes_on(loop: SimLoop) -> None:
-    said: list[str] = []
+def test_callbacks_of_killed_process_are_dropped_and_others_run(loop: SimLoop) -> None:
+    stages: list[str] = []
     units = {name: loop.new_unit(name) for name in ("dead", "living")}
     for name, unit in units.items():
-        loop.call_later(2.0, said.append, f"timer of {name}", context=unit.context)
-    loop.call_at(1.0, lambda: [loop.call_soon(said.append, name, context=unit.context) for name, unit in units.items()])
+        loop.call_later(2.0, stages.append, f"timer of {name}", context=unit.context)
+    loop.call_at(1.0, lambda: [loop.call_soon(stages.append, name, context=unit.context) for name, unit in units.items()])
     loop.call_at(1.0, loop.kill, units["dead"])
-    loop.call_at(1.5, lambda: loop.call_soon(said.append, "too late", context=units["dead"].context))
+    loop.call_at(1.5, lambda: loop.call_soon(stages.append, "too late", context=units["dead"].context))
     play(loop, 5.0)
-    assert [said[0], said[-1]] in (["living", "timer of living"], ["dead", "timer of living"])
-    assert "timer of dead" not in said
-    assert "too late" not in said
+    assert [stages[0], stages[-1]] in (["living", "timer of living"], ["dead", "timer of living"])
+    assert "timer of dead" not in stages
+    assert "too late" not in stages
 
 
-# Frozen
+# Frozen processes
 
 
-def test_a_frozen_process_catches_up_when_it_is_thawed__its_clock_has_gone_on(loop: SimLoop) -> None:
+def test_frozen_process_catches_up_after_thaw(loop: SimLoop) -> None:
     seen: list[tuple[str, float]] = []
 
     async def ticks() -> None:
@@ -403,55 +408,55 @@ def test_a_frozen_process_catches_up_when_it_is_thawed__its_clock_has_gone_on(lo
     ]
 
 
-def test_a_process_that_two_hold_still_goes_on_when_both_let_go(loop: SimLoop) -> None:
+def test_process_frozen_twice_needs_two_thaws(loop: SimLoop) -> None:
     seen: list[float] = []
     unit = loop.new_unit("one")
     loop.call_at(2.0, lambda: seen.append(loop.time()), context=unit.context)
-    for at_s, deed in ((1.0, loop.freeze), (1.5, loop.freeze), (3.0, loop.thaw), (4.0, loop.thaw)):
-        loop.call_at(at_s, deed, unit)
+    for at_s, operation in ((1.0, loop.freeze), (1.5, loop.freeze), (3.0, loop.thaw), (4.0, loop.thaw)):
+        loop.call_at(at_s, operation, unit)
     play(loop, 5.0)
     assert seen == [4.0]
 
 
-def test_a_process_killed_while_it_is_frozen_is_not_woken(loop: SimLoop) -> None:
-    said: list[str] = []
+def test_process_killed_while_frozen_stays_dead(loop: SimLoop) -> None:
+    stages: list[str] = []
     unit = loop.new_unit("one")
-    loop.call_at(2.0, said.append, "due", context=unit.context)
-    for at_s, deed in ((1.0, loop.freeze), (3.0, loop.kill), (4.0, loop.thaw)):
-        loop.call_at(at_s, deed, unit)
+    loop.call_at(2.0, stages.append, "due", context=unit.context)
+    for at_s, operation in ((1.0, loop.freeze), (3.0, loop.kill), (4.0, loop.thaw)):
+        loop.call_at(at_s, operation, unit)
     play(loop, 5.0)
-    assert not said
+    assert not stages
 
 
-# What is refused, and what is told
+# Refused operations and reported errors
 
 
 def test_threads_and_executors_are_refused(loop: SimLoop) -> None:
-    said = []
+    stages = []
 
     async def tries() -> None:
         running = asyncio.get_running_loop()
-        deeds: list[Callable[[], Any]] = [
+        operations: list[Callable[[], Any]] = [
             lambda: running.call_soon_threadsafe(print),
             lambda: running.run_in_executor(None, print),
             lambda: running.subprocess_exec(asyncio.SubprocessProtocol, "true"),
         ]
-        for deed in deeds:
+        for operation in operations:
             try:
-                found = deed()
+                found = operation()
                 if asyncio.iscoroutine(found):
                     await found
             except (RuntimeError, NotImplementedError) as error:
-                said.append(type(error).__name__)
+                stages.append(type(error).__name__)
         try:
             await asyncio.to_thread(print)
         except RuntimeError as error:
-            said.append(str(error))
+            stages.append(str(error))
         loop.stop()
 
     spawn(loop, tries())
     loop.run(1.0)
-    assert said == [
+    assert stages == [
         "RuntimeError",
         "RuntimeError",
         "NotImplementedError",
@@ -459,7 +464,7 @@ def test_threads_and_executors_are_refused(loop: SimLoop) -> None:
     ]
 
 
-def test_a_deadlock_names_who_waits_where(loop: SimLoop) -> None:
+def test_deadlock_report_names_waiting_tasks(loop: SimLoop) -> None:
     async def inner(event: asyncio.Event) -> None:
         await event.wait()
 
@@ -482,18 +487,18 @@ def test_a_deadlock_names_who_waits_where(loop: SimLoop) -> None:
 
 async def spinner() -> None:
     await asyncio.sleep(3.0)
-    while True:  # noqa: ASYNC110 - what must be noticed
+    while True:  # noqa: ASYNC110 - the livelock to be detected
         await asyncio.sleep(0)
 
 
-def test_time_that_is_not_let_go_on_is_told_with_who_holds_it(loop: SimLoop) -> None:
+def test_livelock_report_names_spinning_task(loop: SimLoop) -> None:
     spawn(loop, spinner(), "anna")
     spawn(loop, forever(), "ben")
     with pytest.raises(Livelock, match=r"^livelock at 3\.000 s: .* anna: task of anna at spinner:\d+"):
         loop.run(10.0)
 
 
-def test_a_callback_that_comes_again_at_once_is_told_too(loop: SimLoop) -> None:
+def test_livelock_report_names_repeating_callback(loop: SimLoop) -> None:
     def again() -> None:
         loop.call_later(0.0, again)
 
@@ -502,7 +507,7 @@ def test_a_callback_that_comes_again_at_once_is_told_too(loop: SimLoop) -> None:
         loop.run(10.0)
 
 
-def test_many_events_are_no_spin_as_long_as_time_goes_on(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_events_without_standing_time_are_no_livelock(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remit.simulate.world.event_loop._LIVELOCK_EVENTS", 50)
 
     async def steps() -> None:
@@ -516,22 +521,22 @@ def test_many_events_are_no_spin_as_long_as_time_goes_on(loop: SimLoop, monkeypa
     assert loop.events > 4_000
 
 
-def test_a_callback_that_raises_is_told_with_its_process(loop: SimLoop) -> None:
-    told: list[tuple[str, str, str]] = []
-    loop.on_failure = lambda unit, error, message: told.append((unit.name, repr(error), message))
+def test_failing_callback_is_reported_with_process(loop: SimLoop) -> None:
+    failures: list[tuple[str, str, str]] = []
+    loop.on_failure = lambda unit, error, message: failures.append((unit.name, repr(error), message))
 
     def bad() -> None:
         raise ValueError("bad")
 
     loop.call_soon(bad, context=loop.new_unit("anna").context)
     play(loop, 2.0)
-    assert told == [("anna", "ValueError('bad')", "a callback failed")]
+    assert failures == [("anna", "ValueError('bad')", "a callback failed")]
     assert [(unit.name, message) for unit, _, message in loop.failures] == [("anna", "a callback failed")]
 
 
-def test_a_task_that_raises_is_told_with_its_process__whoever_spawned_it(loop: SimLoop) -> None:
-    told: list[tuple[str, str, str]] = []
-    loop.on_failure = lambda unit, error, message: told.append((unit.name, repr(error), message))
+def test_failing_task_is_reported_with_process_it_runs_in(loop: SimLoop) -> None:
+    failures: list[tuple[str, str, str]] = []
+    loop.on_failure = lambda unit, error, message: failures.append((unit.name, repr(error), message))
 
     async def bad() -> None:
         await asyncio.sleep(1.0)
@@ -543,13 +548,13 @@ def test_a_task_that_raises_is_told_with_its_process__whoever_spawned_it(loop: S
     loop.call_soon(lambda: loop.spawn(bad(), name="his own"), context=ben.context)
     loop.call_later(0.5, loop.kill, ben)
     play(loop, 5.0)
-    assert sorted(told) == [
+    assert sorted(failures) == [
         ("anna", "ValueError('bad')", "from ben failed"),
         ("anna", "ValueError('bad')", "from outside failed"),
     ]
 
 
-def test_a_task_that_is_cancelled_has_not_failed(loop: SimLoop) -> None:
+def test_cancelled_task_is_no_failure(loop: SimLoop) -> None:
     async def ends() -> None:
         current = asyncio.current_task()
         assert current is not None
@@ -561,10 +566,8 @@ def test_a_task_that_is_cancelled_has_not_failed(loop: SimLoop) -> None:
     assert not loop.failures
 
 
-def test_generators_within_generators_are_closed_from_the_inside__nothing_is_said_about_them(
-    loop: SimLoop, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A generator whose step was closed under it would run for ever, and say so when it is collected."""
+def test_nested_generators_are_closed_from_inside_without_warnings(loop: SimLoop, capfd: pytest.CaptureFixture[str]) -> None:
+    """A generator whose inner step was closed first would never end, and would log an error when collected."""
     ended = []
 
     async def inner() -> AsyncGenerator[int, None]:

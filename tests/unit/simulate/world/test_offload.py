@@ -1,4 +1,4 @@
-"""Does the offload of a simulated process keep its promises, in the loop's time, and stop with its process?"""
+"""Simulated offload: keeps the contract of the interface in the loop's time, and stops with its process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from remit.simulate.world.clock import SimOffload
 from tests.contracts import test_world as promised
 from tests.unit.world.virtual_world import run_virtually
 
-PROMISES: list[Callable[[Any], None]] = [
-    promised.test_work_runs_in_the_order_of_the_calls_whoever_awaits_first,
-    promised.test_results_and_exceptions_pass_through,
-    promised.test_work_is_done_though_its_waiter_is_cancelled,
-    promised.test_closing_waits_for_the_work_and_takes_no_more,
+CONTRACT_TESTS: list[Callable[[Any], None]] = [
+    promised.test_offloaded_work_runs_in_call_order,
+    promised.test_offload_passes_results_and_exceptions,
+    promised.test_offloaded_work_of_cancelled_waiter_still_runs,
+    promised.test_offload_close_waits_for_work_and_refuses_more,
 ]
 
 
@@ -31,32 +31,32 @@ class Process:
         self.offload = SimOffload(lambda: delay_ms, lambda: self.alive)
 
 
-def play(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    run_virtually(scene())
+def run_in(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    run_virtually(scenario())
 
 
 @pytest.mark.parametrize("delay_ms", [0, 3])
-@pytest.mark.parametrize("promise", PROMISES, ids=lambda test: test.__name__.removeprefix("test_"))
-def test_the_simulated_offload_keeps_the_promise(promise: Callable[[Any], None], delay_ms: int) -> None:
+@pytest.mark.parametrize("contract_test", CONTRACT_TESTS, ids=lambda test: test.__name__.removeprefix("test_"))
+def test_simulated_offload_passes_contract_tests(contract_test: Callable[[Any], None], delay_ms: int) -> None:
     def world() -> SimpleNamespace:
         return SimpleNamespace(offload=SimOffload(lambda: delay_ms, lambda: True))
 
-    promise(SimpleNamespace(world=world, run=run_virtually))
+    contract_test(SimpleNamespace(world=world, run=run_virtually))
 
 
-def test_each_piece_takes_its_delay_after_the_one_before_it() -> None:
-    async def scene() -> None:
+def test_work_items_take_their_delays_in_sequence() -> None:
+    async def scenario() -> None:
         delays, began_ms, done = iter([10, 0, 7]), now_ms(), list[int]()
         offload = SimOffload(lambda: next(delays), lambda: True)
         waits = [offload(lambda: done.append(now_ms() - began_ms)) for _ in range(3)]
         await asyncio.gather(*waits)
         assert done == [10, 10, 17]
 
-    play(scene)
+    run_in(scenario)
 
 
-def test_work_of_a_cancelled_waiter_still_runs_in_its_turn() -> None:
-    async def scene() -> None:
+def test_work_of_cancelled_waiter_still_runs_in_order() -> None:
+    async def scenario() -> None:
         offload, done = Process().offload, list[str]()
         first = asyncio.ensure_future(offload(lambda: done.append("first")))
         second = asyncio.ensure_future(offload(lambda: done.append("second")))
@@ -65,11 +65,11 @@ def test_work_of_a_cancelled_waiter_still_runs_in_its_turn() -> None:
         await offload(lambda: done.append("third"))
         assert done == ["first", "second", "third"]
 
-    play(scene)
+    run_in(scenario)
 
 
-def test_nothing_runs_after_the_process_was_killed() -> None:
-    async def scene() -> None:
+def test_nothing_runs_after_process_was_killed() -> None:
+    async def scenario() -> None:
         process, done = Process(), list[str]()
         first, second = (process.offload(lambda name=name: done.append(name)) for name in ("first", "second"))  # type: ignore[misc]
         await first
@@ -81,11 +81,11 @@ def test_nothing_runs_after_the_process_was_killed() -> None:
         await process.offload.close()
         assert done == ["first"]
 
-    play(scene)
+    run_in(scenario)
 
 
-def test_closing_ends_though_the_process_is_killed_meanwhile() -> None:
-    async def scene() -> None:
+def test_close_ends_when_process_is_killed_meanwhile() -> None:
+    async def scenario() -> None:
         process, done = Process(), list[str]()
         wait = asyncio.ensure_future(process.offload(lambda: done.append("never")))
         closing = asyncio.create_task(process.offload.close())
@@ -95,54 +95,54 @@ def test_closing_ends_though_the_process_is_killed_meanwhile() -> None:
         assert wait.cancelled()
         assert not done
 
-    play(scene)
+    run_in(scenario)
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_work_that_kills_its_own_process_is_not_answered(fails: bool) -> None:
-    async def scene() -> None:
+def test_work_that_kills_its_process_is_not_answered(fails: bool) -> None:
+    async def scenario() -> None:
         process, done = Process(), list[str]()
 
-        def die() -> None:
+        def kill_process() -> None:
             process.alive = False
             if fails:
                 raise OSError("the power went")
 
-        wait, after = process.offload(die), process.offload(lambda: done.append("after"))
+        wait, after = process.offload(kill_process), process.offload(lambda: done.append("after"))
         for one in (wait, after):
             with pytest.raises(asyncio.CancelledError):
                 await one
         assert not done
 
-    play(scene)
+    run_in(scenario)
 
 
-def test_a_failure_that_nobody_waits_for_is_told_to_the_loop() -> None:
-    told: list[Mapping[str, Any]] = []
+def test_failure_without_waiter_is_reported_to_loop() -> None:
+    contexts: list[Mapping[str, Any]] = []
 
     def fail() -> None:
         raise OSError("disk gone")
 
-    async def scene() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: contexts.append(context))
         process = Process()
         asyncio.ensure_future(process.offload(fail)).cancel()
         await process.offload.close()
 
-    play(scene)
-    assert [str(context["exception"]) for context in told] == ["disk gone"]
+    run_in(scenario)
+    assert [str(context["exception"]) for context in contexts] == ["disk gone"]
 
 
-def test_stop_iteration_arrives_as_an_error_and_ends_nothing() -> None:
-    async def scene() -> None:
+def test_stop_iteration_is_raised_as_runtime_error() -> None:
+    async def scenario() -> None:
         with pytest.raises(RuntimeError, match="StopIteration"):
             await Process().offload(lambda: next(iter(())))
 
-    play(scene)
+    run_in(scenario)
 
 
-def test_two_may_close_at_once_and_again() -> None:
-    async def scene() -> None:
+def test_close_may_be_called_concurrently_and_again() -> None:
+    async def scenario() -> None:
         process, done = Process(), list[str]()
         wait = process.offload(lambda: done.append("work"))
         await asyncio.gather(process.offload.close(), process.offload.close())
@@ -150,12 +150,12 @@ def test_two_may_close_at_once_and_again() -> None:
         await wait
         await process.offload.close()
 
-    play(scene)
+    run_in(scenario)
 
 
-def test_no_delay_is_negative() -> None:
-    async def scene() -> None:
+def test_negative_delay_raises() -> None:
+    async def scenario() -> None:
         with pytest.raises(ValueError, match="returned -5"):
             await Process(-5).offload(lambda: None)
 
-    play(scene)
+    run_in(scenario)

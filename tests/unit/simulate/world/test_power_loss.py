@@ -1,4 +1,4 @@
-"""What is left of a file after a power cut, byte by byte, and what can a dead process still do?"""
+"""Files after simulated power loss, sector by sector, and what a killed process can still do."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def disk(tmp_path: Path) -> Iterator[TornDisk]:
         yield disk
 
 
-def opened(path: Path) -> apsw.VFSFile:
-    path.with_name(path.name.removesuffix("-wal")).touch()  # SQLite makes a journal with the mode of its database
+def open_file(path: Path) -> apsw.VFSFile:
+    path.with_name(path.name.removesuffix("-wal")).touch()  # SQLite creates a journal with the mode of its database
     return apsw.VFSFile("remit-torn", str(path), [WAL, 0])
 
 
-def forced(path: Path, content: bytes) -> apsw.VFSFile:
-    file = opened(path)
+def synced_file(path: Path, content: bytes) -> apsw.VFSFile:
+    file = open_file(path)
     file.xTruncate(0)
     file.xWrite(content, 0)
     file.xSync(apsw.SQLITE_SYNC_NORMAL)
     return file
 
 
-def test_what_was_forced_stays_and_the_rest_is_torn_by_sectors(disk: TornDisk) -> None:
+def test_synced_content_stays_and_unsynced_content_is_torn_by_sector(disk: TornDisk) -> None:
     path, found = disk.directory / "file-wal", set[bytes]()
     for seed in range(SEEDS):
-        file = forced(path, OLD)
+        file = synced_file(path, OLD)
         file.xWrite(NEW[: 2 * SECTOR_BYTES], SECTOR_BYTES)
         file.xWrite(b"m" * SECTOR_BYTES, SECTOR_BYTES)
         disk.crash(SeededRandomness(f"{seed}"))
@@ -60,10 +60,10 @@ def test_what_was_forced_stays_and_the_rest_is_torn_by_sectors(disk: TornDisk) -
 
 
 @pytest.mark.parametrize(("before", "after"), [(OLD, OLD + NEW), (OLD + NEW, OLD), (OLD, b"")])
-def test_a_length_that_was_not_forced_is_anything_between(disk: TornDisk, before: bytes, after: bytes) -> None:
+def test_unsynced_length_may_be_anything_between(disk: TornDisk, before: bytes, after: bytes) -> None:
     path, lengths = disk.directory / "file-wal", set[int]()
     for seed in range(SEEDS):
-        file = forced(path, before)
+        file = synced_file(path, before)
         if len(after) > len(before):
             file.xWrite(after[len(before) :], len(before))
         else:
@@ -82,15 +82,15 @@ def test_a_length_that_was_not_forced_is_anything_between(disk: TornDisk, before
     assert all(min(len(before), len(after)) <= length <= max(len(before), len(after)) for length in lengths)
 
 
-def test_a_name_lasts_once_it_was_forced(disk: TornDisk) -> None:
+def test_file_name_is_durable_once_synced(disk: TornDisk) -> None:
     made, kept, removed = (disk.directory / name for name in ("made-wal", "kept-wal", "removed-wal"))
     after = set[tuple[bool, bool]]()
     for seed in range(SEEDS):
         for path in (made, kept, removed):
             path.unlink(missing_ok=True)
-        files = [forced(kept, OLD), forced(removed, OLD)]
+        files = [synced_file(kept, OLD), synced_file(removed, OLD)]
         _delete(removed)
-        files.append(opened(made))
+        files.append(open_file(made))
         assert made.exists()
         assert not removed.exists()
         disk.crash(SeededRandomness(f"{seed}"))
@@ -103,12 +103,12 @@ def test_a_name_lasts_once_it_was_forced(disk: TornDisk) -> None:
     assert after == {(False, False), (False, True), (True, False), (True, True)}
 
 
-def test_a_removal_is_settled_when_the_next_journal_is_forced(disk: TornDisk) -> None:
+def test_removal_is_durable_when_next_journal_is_synced(disk: TornDisk) -> None:
     first, second = disk.directory / "first-wal", disk.directory / "second-wal"
     for seed in range(SEEDS // 4):
-        files = [forced(first, OLD)]
+        files = [synced_file(first, OLD)]
         _delete(first)
-        files.append(forced(second, NEW))
+        files.append(synced_file(second, NEW))
         disk.crash(SeededRandomness(f"{seed}"))
         for file in files:
             file.xClose()
@@ -117,14 +117,14 @@ def test_a_removal_is_settled_when_the_next_journal_is_forced(disk: TornDisk) ->
 
 
 def _delete(path: Path) -> None:
-    """As SQLite does it: through the layer."""
+    """Delete through the VFS, as SQLite does."""
     power_loss._registered_vfs[0].xDelete(str(path), False)
 
 
-def test_a_killed_process_leaves_what_it_wrote_and_a_later_cut_may_take_it(disk: TornDisk) -> None:
+def test_killed_process_keeps_its_writes_until_power_loss(disk: TornDisk) -> None:
     path, found = disk.directory / "file-wal", set[bytes]()
     for seed in range(SEEDS // 4):
-        file = forced(path, OLD)
+        file = synced_file(path, OLD)
         file.xWrite(NEW, 0)
         disk.kill()
         assert path.read_bytes() == NEW
@@ -133,37 +133,37 @@ def test_a_killed_process_leaves_what_it_wrote_and_a_later_cut_may_take_it(disk:
         with pytest.raises(PowerCut):
             file.xSync(apsw.SQLITE_SYNC_NORMAL)
         assert path.read_bytes() == NEW
-        opened(path).xClose()
+        open_file(path).xClose()
         disk.crash(SeededRandomness(f"{seed}"))
         file.xClose()
         found.add(path.read_bytes())
     assert {OLD, NEW} < found
 
 
-def test_the_power_goes_in_the_call_that_was_named(disk: TornDisk) -> None:
-    file, told = forced(disk.directory / "file-wal", OLD), list[str]()
-    disk.cut_after(2, lambda: told.append("dark"))
+def test_power_is_cut_in_chosen_call(disk: TornDisk) -> None:
+    file, cuts = synced_file(disk.directory / "file-wal", OLD), list[str]()
+    disk.cut_after(2, lambda: cuts.append("dark"))
     file.xWrite(NEW, 0)
-    assert not told
+    assert not cuts
     with pytest.raises(PowerCut):
         file.xSync(apsw.SQLITE_SYNC_NORMAL)
-    assert told == ["dark"]
+    assert cuts == ["dark"]
     with pytest.raises(PowerCut):
         file.xRead(1, 0)
     with pytest.raises(PowerCut):
-        opened(disk.directory / "other-wal")
+        open_file(disk.directory / "other-wal")
     disk.crash(SeededRandomness("1"))
-    opened(disk.directory / "other-wal").xClose()
+    open_file(disk.directory / "other-wal").xClose()
     file.xClose()
     with pytest.raises(ValueError, match="not 0"):
         disk.cut_after(0)
 
 
-def test_one_seed_is_one_crash(tmp_path: Path) -> None:
+def test_seed_determines_contents_after_crash(tmp_path: Path) -> None:
     def after(place: str, seed: str) -> bytes:
         with TornDisk(tmp_path / place) as disk:
             path = disk.directory / "file-wal"
-            file = forced(path, OLD * 20)
+            file = synced_file(path, OLD * 20)
             for at in range(40):
                 file.xWrite(bytes([at]) * 700, at * 900)
             disk.crash(SeededRandomness(seed))
@@ -173,10 +173,10 @@ def test_one_seed_is_one_crash(tmp_path: Path) -> None:
     seeds = [f"{seed}" for seed in range(10)]
     first, second = ([after(f"{turn}-{seed}", seed) for seed in seeds] for turn in ("a", "b"))
     assert first == second
-    assert len(set(first)) > 3, "kept, lost, and more than one mixture"
+    assert len(set(first)) > 3, "kept, lost and several mixtures occur"
 
 
-def test_files_elsewhere_are_left_alone(disk: TornDisk, tmp_path: Path) -> None:
+def test_files_elsewhere_are_not_affected(disk: TornDisk, tmp_path: Path) -> None:
     db = apsw.Connection(str(tmp_path / "elsewhere.sqlite"))
     try:
         disk.cut_after(1)
@@ -188,8 +188,8 @@ def test_files_elsewhere_are_left_alone(disk: TornDisk, tmp_path: Path) -> None:
         db.close()
 
 
-def test_the_layer_is_gone_with_the_last_disk_unless_somebody_still_uses_it(tmp_path: Path) -> None:
-    def layers() -> str:
+def test_vfs_is_unregistered_with_last_disk_unless_in_use(tmp_path: Path) -> None:
+    def vfs_names() -> str:
         db = apsw.Connection(str(tmp_path / "asked.sqlite"))
         try:
             return str(db.vfsname("main"))
@@ -197,19 +197,19 @@ def test_the_layer_is_gone_with_the_last_disk_unless_somebody_still_uses_it(tmp_
             db.close()
 
     with TornDisk(tmp_path / "one"), TornDisk(tmp_path / "two"):
-        assert "_PassThroughFile" in layers()
+        assert "_PassThroughFile" in vfs_names()
         left_open = apsw.Connection(str(tmp_path / "elsewhere.sqlite"))
     left_open.execute("CREATE TABLE t(x)")
-    assert "_PassThroughFile" in layers()
+    assert "_PassThroughFile" in vfs_names()
     left_open.close()
     with TornDisk(tmp_path / "one"):
         pass
-    assert "_PassingFile" not in layers()
-    assert "cksm" in layers()
+    assert "_PassingFile" not in vfs_names()
+    assert "cksm" in vfs_names()
 
 
-def test_a_dead_store_can_do_nothing_and_the_next_one_owns_the_place(disk: TornDisk) -> None:
-    async def scene() -> None:
+def test_crashed_store_is_unusable_and_next_one_owns_directory(disk: TornDisk) -> None:
+    async def scenario() -> None:
         dead = await SqliteStore.open(disk.directory, offload=InlineOffload(), holder="me", incarnation="one")
         assert isinstance(await dead.commit(Commit(puts=(("a", b"1"),))), Committed)
         with pytest.raises(StoreInUse):
@@ -228,19 +228,19 @@ def test_a_dead_store_can_do_nothing_and_the_next_one_owns_the_place(disk: TornD
         assert found.value == b"1"
         await store.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_the_checksums_are_above_the_tearing(disk: TornDisk) -> None:
-    """A byte that is wrong below the shim is noticed by it."""
+def test_checksums_detect_damage_below_torn_vfs(disk: TornDisk) -> None:
+    """A byte changed below the VFS shim is detected by it."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         store = await SqliteStore.open(disk.directory, offload=InlineOffload(), holder="me", incarnation="one")
         for number in range(200):
             await store.commit(Commit(puts=((f"key/{number:03}", b"x" * 1_000),)))
         await store.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     path = disk.directory / "store.sqlite"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

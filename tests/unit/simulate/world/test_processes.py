@@ -1,4 +1,4 @@
-"""What does a process keep when it starts again, what goes on without it, and what does its machine lose with the power?"""
+"""Simulated processes: what survives a restart, what runs on without them, and what a power cut ends."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from remit.world.interfaces import ExitStatus, NotStarted, ProcessHandle, Proces
 PATH = Path("/note")
 
 
-class House:
-    """One machine, and processes on it. It writes down what ran when."""
+class MachineScene:
+    """One machine with processes; it records what ran when."""
 
-    made: ClassVar[list[House]] = []
+    made: ClassVar[list[MachineScene]] = []
 
     def __init__(self) -> None:
         self.loop = SimLoop.seeded("house")
         self.network = Network(self.loop, "house")
         self.machine = SimMachine(self.loop, "machine", self, start_ms=5_000, rate=1.0)
         self.record: list[tuple[str, int, float]] = []
-        self.told: list[tuple[int, str]] = []
+        self.stop_requests: list[tuple[int, str]] = []
         self.ends: list[tuple[str, str]] = []
         self.loop.call_at(1e6, self.loop.stop)
         self.made.append(self)
@@ -38,7 +38,7 @@ class House:
         self.record.append(("started", pid, round(self.loop.time(), 3)))
 
     def program_stop_requested(self, machine: str, pid: int, by: str) -> None:
-        self.told.append((pid, by))
+        self.stop_requests.append((pid, by))
 
     def program_ended(self, machine: str, pid: int) -> None:
         self.record.append(("ended", pid, round(self.loop.time(), 3)))
@@ -54,16 +54,16 @@ class House:
 
 
 @pytest.fixture
-def house() -> Iterator[House]:
-    yield House()
-    while House.made:
-        House.made.pop().loop.finish()
+def scene() -> Iterator[MachineScene]:
+    yield MachineScene()
+    while MachineScene.made:
+        MachineScene.made.pop().loop.finish()
 
 
 # Processes
 
 
-def test_each_start_is_a_new_world_with_fresh_ids_on_the_same_disk_and_clock(house: House) -> None:
+def test_each_start_has_new_ids_on_same_disk_and_clock(scene: MachineScene) -> None:
     worlds, ids, chances, found = [], [], [], []
 
     async def main(process: SimProcess) -> None:
@@ -75,23 +75,23 @@ def test_each_start_is_a_new_world_with_fresh_ids_on_the_same_disk_and_clock(hou
         world.disk.write_atomically(PATH, b"%d" % process.starts)
         await asyncio.Event().wait()
 
-    process = house.process(main)
+    process = scene.process(main)
     for _ in range(3):
         process.start()
         process.start()
-        house.run(10.0)
+        scene.run(10.0)
         process.kill()
-        house.run(10.0)
+        scene.run(10.0)
     assert process.starts == 3
     assert found == [b"", b"1", b"2"]
     assert len(set(ids)) == len(set(chances)) == 3
-    assert all(world.clock is house.machine.clock for world in worlds)
-    assert (house.machine.clock.now_ms(), house.machine.clock.boot()) == (65_000, "machine-0")
+    assert all(world.clock is scene.machine.clock for world in worlds)
+    assert (scene.machine.clock.now_ms(), scene.machine.clock.boot()) == (65_000, "machine-0")
 
 
-def test_one_seed_gives_the_same_ids_in_the_next_run() -> None:
+def test_seed_determines_ids() -> None:
     def ids() -> list[str]:
-        house, found = House(), list[str]()
+        scene, found = MachineScene(), list[str]()
 
         async def main(process: SimProcess) -> None:
             found.append(process.world.ids.nonce())
@@ -99,46 +99,46 @@ def test_one_seed_gives_the_same_ids_in_the_next_run() -> None:
             await asyncio.Event().wait()
 
         for name in ("anna", "ben"):
-            house.process(main, name).start()
-        house.run(1.0)
-        house.loop.finish()
+            scene.process(main, name).start()
+        scene.run(1.0)
+        scene.loop.finish()
         return sorted(found)
 
     assert ids() == ids()
     assert len(set(ids())) == 4
 
 
-def test_a_process_that_ends_or_fails_is_told_and_can_be_started_again(house: House) -> None:
+def test_ended_or_failed_process_is_reported_and_can_restart(scene: MachineScene) -> None:
     async def main(process: SimProcess) -> None:
         await asyncio.sleep(1.0)
         if process.starts == 1:
             raise ValueError("no")
 
-    process = house.process(main)
+    process = scene.process(main)
     for _ in range(2):
         process.start()
-        house.run(5.0)
+        scene.run(5.0)
         assert not process.alive
-    assert house.ends == [("anna", "ValueError('no')"), ("anna", "None")]
+    assert scene.ends == [("anna", "ValueError('no')"), ("anna", "None")]
 
 
-def test_a_killed_process_is_silenced_and_has_not_ended_by_itself(house: House) -> None:
+def test_killed_process_is_reported_unresponsive_not_ended(scene: MachineScene) -> None:
     silenced = []
 
     async def main(process: SimProcess) -> None:
         await asyncio.sleep(1.0)
 
-    process = house.process(main)
+    process = scene.process(main)
     process.on_unresponsive = lambda silent: silenced.append(silent.name)
     process.start()
     process.kill()
     process.kill()
-    house.run(5.0)
-    assert house.ends == []
+    scene.run(5.0)
+    assert scene.ends == []
     assert silenced == ["anna"]
 
 
-def test_a_process_that_was_frozen_and_killed_starts_awake(house: House) -> None:
+def test_process_killed_while_frozen_restarts_awake(scene: MachineScene) -> None:
     steps = []
 
     async def main(process: SimProcess) -> None:
@@ -146,105 +146,105 @@ def test_a_process_that_was_frozen_and_killed_starts_awake(house: House) -> None
             steps.append(process.starts)
             await process.world.clock.sleep_ms(1_000)
 
-    process = house.process(main)
+    process = scene.process(main)
     process.start()
-    house.run(0.5)
+    scene.run(0.5)
     process.freeze()
-    house.run(5.0)
+    scene.run(5.0)
     process.kill()
     process.start()
-    house.run(2.5)
+    scene.run(2.5)
     assert steps == [1, 2, 2, 2]
 
 
-# What runs on a machine
+# Programs on a machine
 
 
-def test_work_outlives_its_starter__the_next_start_finds_it(house: House) -> None:
+def test_program_outlives_its_parent_and_is_found_after_restart(scene: MachineScene) -> None:
     left: list[ProcessHandle] = []
-    said: list[Any] = []
+    results: list[Any] = []
 
     async def main(process: SimProcess) -> None:
         runner = process.world.runner
         if process.starts == 1:
             left.append(await runner.start(ProcessSpec(("work", "30000", "3"))))
             await asyncio.Event().wait()
-        said.append(runner.is_alive(left[0]))
-        said.append(await runner.wait(left[0]))
-        said.append(runner.is_alive(left[0]))
+        results.append(runner.is_alive(left[0]))
+        results.append(await runner.wait(left[0]))
+        results.append(runner.is_alive(left[0]))
 
-    process = house.process(main)
+    process = scene.process(main)
     process.start()
-    house.run(5.0)
+    scene.run(5.0)
     process.kill()
-    house.run(5.0)
+    scene.run(5.0)
     process.start()
-    house.run(60.0)
+    scene.run(60.0)
     pid = left[0].pid
-    assert said == [True, ExitStatus(), False], "only its parent learns how it ended"
-    assert house.record == [("started", pid, 0.005), ("ended", pid, 30.005)]
+    assert results == [True, ExitStatus(), False], "only its parent gets the exit status"
+    assert scene.record == [("started", pid, 0.005), ("ended", pid, 30.005)]
 
 
-def test_its_starter_learns_how_it_ended(house: House) -> None:
-    said: list[ExitStatus] = []
+def test_parent_gets_exit_status(scene: MachineScene) -> None:
+    results: list[ExitStatus] = []
 
     async def main(process: SimProcess) -> None:
         runner = process.world.runner
-        for words in (("work", "1000", "3"), ("work", "-", "0", "200"), ("work", "-", "0", "-")):
-            running = await runner.start(ProcessSpec(words))
-            if words[1] == "-":
+        for arguments in (("work", "1000", "3"), ("work", "-", "0", "200"), ("work", "-", "0", "-")):
+            running = await runner.start(ProcessSpec(arguments))
+            if arguments[1] == "-":
                 await runner.stop(running, grace_ms=2_000)
-            said.append(await runner.wait(running))
+            results.append(await runner.wait(running))
 
-    house.process(main).start()
-    house.run(60.0)
-    assert said == [ExitStatus(code=3), ExitStatus(signal=15), ExitStatus(signal=9)]
-    spans = [round(end[2] - begin[2], 3) for begin, end in zip(house.record[::2], house.record[1::2], strict=True)]
+    scene.process(main).start()
+    scene.run(60.0)
+    assert results == [ExitStatus(code=3), ExitStatus(signal=15), ExitStatus(signal=9)]
+    spans = [round(end[2] - begin[2], 3) for begin, end in zip(scene.record[::2], scene.record[1::2], strict=True)]
     assert spans == [1.0, 0.2, 2.0]
-    assert house.told == [(102, "anna#1"), (103, "anna#1")], "a program that ends by itself was told by nobody"
+    assert scene.stop_requests == [(102, "anna#1"), (103, "anna#1")], "a program that ends by itself got no stop request"
 
 
-def test_a_power_cut_ends_all_work_and_the_clock_counts_anew(house: House) -> None:
+def test_power_cut_ends_all_programs_and_resets_clock(scene: MachineScene) -> None:
     async def main(process: SimProcess) -> None:
         for _ in range(3):
             await process.world.runner.start(ProcessSpec(("work", "-", "0")))
         await asyncio.Event().wait()
 
-    process = house.process(main)
+    process = scene.process(main)
     process.start()
-    house.run(10.0)
+    scene.run(10.0)
     process.kill()
-    house.machine.processes.power_cut()
-    house.machine.clock.reboot()
-    assert house.machine.processes.runs == {}
-    assert [what for what, _, _ in house.record] == ["started"] * 3 + ["ended"] * 3
-    assert house.told == []
-    assert (house.machine.clock.now_ms(), house.machine.clock.boot()) == (0, "machine-1")
-    house.run(60.0)
-    assert house.machine.clock.now_ms() == 60_000
-    assert len(house.record) == 6, "nothing ends twice"
+    scene.machine.processes.power_cut()
+    scene.machine.clock.reboot()
+    assert scene.machine.processes.runs == {}
+    assert [what for what, _, _ in scene.record] == ["started"] * 3 + ["ended"] * 3
+    assert scene.stop_requests == []
+    assert (scene.machine.clock.now_ms(), scene.machine.clock.boot()) == (0, "machine-1")
+    scene.run(60.0)
+    assert scene.machine.clock.now_ms() == 60_000
+    assert len(scene.record) == 6, "no program ends twice"
 
 
-def test_a_pid_that_was_used_before_is_another_process(house: House) -> None:
-    said = []
+def test_reused_pid_is_another_process(scene: MachineScene) -> None:
+    results = []
 
     async def main(process: SimProcess) -> None:
         runner = process.world.runner
         running = await runner.start(ProcessSpec(("work", "-", "0")))
         other = ProcessHandle(running.pid, "another time")
         await runner.stop(other, grace_ms=10)
-        said.append((runner.is_alive(running), runner.is_alive(other), await runner.wait(other)))
+        results.append((runner.is_alive(running), runner.is_alive(other), await runner.wait(other)))
 
-    house.process(main).start()
-    house.run(5.0)
-    assert said == [(True, False, ExitStatus())]
+    scene.process(main).start()
+    scene.run(5.0)
+    assert results == [(True, False, ExitStatus())]
 
 
 # Programs
 
 
 @pytest.mark.parametrize(
-    ("words", "program"),
+    ("arguments", "program"),
     [
         (("work",), SimProgram(0, 0, 0)),
         (("work", "30000"), SimProgram(30_000, 0, 0)),
@@ -254,13 +254,13 @@ def test_a_pid_that_was_used_before_is_another_process(house: House) -> None:
         (("work", "-", "0", "-"), SimProgram(None, 0, None)),
     ],
 )
-def test_a_program_is_what_its_words_say(words: tuple[str, ...], program: SimProgram) -> None:
-    assert parse_program(words) == program
+def test_program_words_parse_and_format(arguments: tuple[str, ...], program: SimProgram) -> None:
+    assert parse_program(arguments) == program
     assert parse_program(program.argv()) == program
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ("",),
         ("sleep", "5"),
@@ -276,20 +276,20 @@ def test_a_program_is_what_its_words_say(words: tuple[str, ...], program: SimPro
         ("work", "1", "colour=5"),
     ],
 )
-def test_nonsense_does_not_start(house: House, words: tuple[str, ...]) -> None:
-    said = []
+def test_invalid_program_words_do_not_start(scene: MachineScene, arguments: tuple[str, ...]) -> None:
+    results = []
 
     async def main(process: SimProcess) -> None:
         try:
-            await process.world.runner.start(ProcessSpec(words))
+            await process.world.runner.start(ProcessSpec(arguments))
         except NotStarted as error:
-            said.append(error.cure)
+            results.append(error.cure)
 
-    house.process(main).start()
-    house.run(1.0)
-    assert said == ["use work MS CODE STOP_MS"]
-    assert house.ends == [("anna", "None")]
-    assert house.record == []
+    scene.process(main).start()
+    scene.run(1.0)
+    assert results == ["use work MS CODE STOP_MS"]
+    assert scene.ends == [("anna", "None")]
+    assert scene.record == []
 
 
 # Clocks
@@ -302,14 +302,14 @@ def clock_run(loop: SimLoop, work: Coroutine[Any, Any, None]) -> None:
     assert not loop.failures, loop.failures
 
 
-def test_a_clock_reads_what_it_was_set_to_when_it_was_made() -> None:
+def test_clock_starts_at_given_time() -> None:
     loop = SimLoop.seeded("clock")
     loop.call_at(100.0, loop.stop)
     loop.run(200.0)
     assert SimClock(loop, "late", start_ms=7_000).now_ms() == 7_000
 
 
-def test_changing_the_rate_keeps_the_reading_and_it_never_goes_back() -> None:
+def test_clock_rate_change_keeps_reading_and_never_goes_back() -> None:
     loop = SimLoop.seeded("clock")
     clock = SimClock(loop, "m", start_ms=1_000, rate=1.01)
     seen = []
@@ -328,7 +328,7 @@ def test_changing_the_rate_keeps_the_reading_and_it_never_goes_back() -> None:
     assert seen[-1] == 1_000 + 10_100 + 9_900 + 10_000 + 15_000
 
 
-def test_sleeping_and_waiting_follow_this_clock() -> None:
+def test_sleep_and_timeout_follow_clock_rate() -> None:
     loop = SimLoop.seeded("clock")
     fast = SimClock(loop, "fast", rate=1.25)
     seen: list[float] = []
@@ -346,7 +346,7 @@ def test_sleeping_and_waiting_follow_this_clock() -> None:
     assert seen == pytest.approx([8.0, 16.0])
 
 
-def test_a_clock_that_is_slowed_while_somebody_sleeps_is_slept_out() -> None:
+def test_sleep_on_slowed_clock_lasts_full_time() -> None:
     loop = SimLoop.seeded("clock")
     clock = SimClock(loop, "m")
     seen: list[int] = []
@@ -360,7 +360,7 @@ def test_a_clock_that_is_slowed_while_somebody_sleeps_is_slept_out() -> None:
     assert seen[0] in (10_000, 10_001)
 
 
-def test_a_jump_of_the_wall_moves_no_instant() -> None:
+def test_wall_clock_jump_does_not_move_monotonic_time() -> None:
     loop = SimLoop.seeded("clock")
     clock = SimClock(loop, "m", start_ms=1_000)
     assert clock.wall() == "2026-01-01T00:00:00.000Z"

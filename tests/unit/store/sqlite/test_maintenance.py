@@ -1,4 +1,4 @@
-"""Does upkeep keep the file small and its slices short, and lose nothing when it is cut off between two slices?"""
+"""SQLite maintenance: bounded file size, short slices, no loss when interrupted between slices."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def everything(file: DatabaseFile) -> dict[str, Row]:
 
 def compaction(file: DatabaseFile, revision: int) -> Iterator[None]:
     set_compacted(file, revision)
-    care = Maintenance(file)
-    while not care.index_below(first_id(revision + 1)):
+    maintenance_run = Maintenance(file)
+    while not maintenance_run.index_below(first_id(revision + 1)):
         yield
     yield from sweep(file)
 
 
-def test_compaction_leaves_one_version_of_each_living_key_and_nothing_else(path: Path) -> None:
+def test_compaction_leaves_one_version_of_each_live_key(path: Path) -> None:
     file = DatabaseFile(path)
     rows = fill(file)
     for _ in compaction(file, file.revision):
@@ -58,7 +58,7 @@ def test_compaction_leaves_one_version_of_each_living_key_and_nothing_else(path:
     again.close()
 
 
-def test_compaction_cut_off_after_any_slice__nothing_is_lost_and_the_next_one_finishes(path: Path) -> None:
+def test_interrupted_compaction_loses_nothing_and_is_finished_later(path: Path) -> None:
     cut, finished = 0, False
     rows: dict[str, Row] = {}
     while not finished:
@@ -81,7 +81,7 @@ def test_compaction_cut_off_after_any_slice__nothing_is_lost_and_the_next_one_fi
     file.close()
 
 
-def test_space_is_reused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_space_is_reused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     file, sizes = DatabaseFile(path), []
     for round_ in range(8):
@@ -95,23 +95,23 @@ def test_space_is_reused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert sizes[-1] <= sizes[1] * 1.2, sizes
 
 
-def test_indexing_catches_up_with_writing_and_stays_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indexing_keeps_up_with_writes_and_stays_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "RECENT_VERSIONS_MAX", 50)
     file = DatabaseFile(path)
-    care = Maintenance(file)
+    maintenance_run = Maintenance(file)
     counts = []
     for n in range(300):
         file.write([Commit(puts=[(f"k{n * 7919 % 500}/{m}", b"") for m in range(5)])])
-        if care.is_due():
-            care.step(5)
+        if maintenance_run.is_due():
+            maintenance_run.step(5)
         counts.append(file.recent.count)
     assert max(counts) < 150
     assert len(everything(file)) == file.db.execute("SELECT count(DISTINCT key) FROM log").get
     file.close()
 
 
-def test_a_key_rewritten_while_a_pass_is_under_way_is_read_as_it_is_now(path: Path) -> None:
-    """The pass indexes the version it began with; the newer one must stay in memory, and in its order."""
+def test_key_rewritten_during_index_pass_is_read_at_new_value(path: Path) -> None:
+    """The pass indexes the version it started with; the newer one must stay in memory, in order."""
     file = DatabaseFile(path)
     file.write([Commit(puts=[(f"k{n}", b"old") for n in range(6)])])
     walk = maintenance.IndexPass(file)

@@ -1,4 +1,4 @@
-"""Does an archive ever put anything outside of its directory, or more than it may? Each way that it could try."""
+"""Archives: nothing is written outside the target directory or beyond the limits, for any content of the archive."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def link(name: str, to: str) -> tarfile.TarInfo:
     return entry(name, tarfile.SYMTYPE, to=to)
 
 
-def second_name(name: str, to: str) -> tarfile.TarInfo:
+def hard_link(name: str, to: str) -> tarfile.TarInfo:
     return entry(name, tarfile.LNKTYPE, to=to)
 
 
@@ -54,13 +54,13 @@ def unpack(archive: Path, into: Path, bounds: UnpackLimits = UnpackLimits(), at:
     return Unpacker(into, "", bounds, StopSignal(), Path(at)).unpack(archive)
 
 
-def refused(tmp_path: Path, *parts: Part, says: str, bounds: UnpackLimits = UnpackLimits()) -> None:
-    """And nothing is anywhere but in its directory."""
+def refused(tmp_path: Path, *parts: Part, message: str, bounds: UnpackLimits = UnpackLimits()) -> None:
+    """Assert that unpacking is refused and that nothing was written outside the target directory."""
     room = tmp_path / "around" / "room"
     room.parent.mkdir()
     secret = tmp_path / "secret"
     secret.write_text("as it was")
-    with pytest.raises(NotUnpacked, match=says):
+    with pytest.raises(NotUnpacked, match=message):
         unpack(tar(tmp_path / "a.tar", *parts), room, bounds)
     assert secret.read_text() == "as it was"
     assert list((tmp_path / "around").iterdir()) == [room]
@@ -71,12 +71,12 @@ def refused(tmp_path: Path, *parts: Part, says: str, bounds: UnpackLimits = Unpa
 
 
 @pytest.mark.parametrize("name", ["../secret", "a/../../secret", "/etc/passwd", "a/b/../../../x", ".."])
-def test_a_name_that_leads_out_is_refused(tmp_path: Path, name: str) -> None:
-    refused(tmp_path, ("good", b"x"), (name, b"evil"), says="is outside of the target directory")
+def test_entry_name_outside_target_is_refused(tmp_path: Path, name: str) -> None:
+    refused(tmp_path, ("good", b"x"), (name, b"evil"), message="is outside of the target directory")
 
 
-def test_a_name_deeper_than_allowed_is_refused(tmp_path: Path) -> None:
-    refused(tmp_path, ("/".join("a" * 70), b""), says="deeper than 64")
+def test_entry_deeper_than_limit_is_refused(tmp_path: Path) -> None:
+    refused(tmp_path, ("/".join("a" * 70), b""), message="deeper than 64")
 
 
 # -- links ---------------------------------------------------------------------------------------------------------------------
@@ -85,31 +85,31 @@ def test_a_name_deeper_than_allowed_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "target", ["/etc/passwd", "../../secret", "..", "/", "sub/../../../secret", "x/../../secret", "a/../..", ""]
 )
-def test_a_link_that_leads_out_is_refused(tmp_path: Path, target: str) -> None:
-    refused(tmp_path, link("way", target), says="symbolic link out of the target")
+def test_symlink_out_of_target_is_refused(tmp_path: Path, target: str) -> None:
+    refused(tmp_path, link("way", target), message="symbolic link out of the target")
 
 
-def test_a_link_cannot_climb_by_way_of_another_link(tmp_path: Path) -> None:
-    """`here` is the directory itself, so each `here/..` would climb one higher than it looks."""
-    refused(tmp_path, link("here", "."), link("way", "here/here/../../secret"), says="symbolic link out of the target")
+def test_symlink_cannot_escape_through_another_symlink(tmp_path: Path) -> None:
+    """`here` is the directory itself, so each `here/..` climbs one level higher than it looks."""
+    refused(tmp_path, link("here", "."), link("way", "here/here/../../secret"), message="symbolic link out of the target")
 
 
-def test_nothing_is_written_through_a_link_that_the_archive_brought(tmp_path: Path) -> None:
-    refused(tmp_path, ("sub/x", b""), link("way", "sub"), ("way/evil", b"evil"), says="contains a symbolic link")
+def test_nothing_is_written_through_symlink_of_archive(tmp_path: Path) -> None:
+    refused(tmp_path, ("sub/x", b""), link("way", "sub"), ("way/evil", b"evil"), message="contains a symbolic link")
 
 
-def test_nothing_is_written_through_a_link_as_the_last_step(tmp_path: Path) -> None:
+def test_symlink_is_replaced_not_written_through(tmp_path: Path) -> None:
     room = tmp_path / "room"
     unpack(tar(tmp_path / "a.tar", ("target", b"one"), link("way", "target"), ("way", b"two")), room)
     assert (room / "target").read_bytes() == b"one"
     assert not (room / "way").is_symlink()
 
 
-def test_a_directory_does_not_become_a_link_under_what_is_in_it(tmp_path: Path) -> None:
-    refused(tmp_path, ("sub/x", b""), link("sub", "."), says="cannot be unpacked")
+def test_nonempty_directory_cannot_become_symlink(tmp_path: Path) -> None:
+    refused(tmp_path, ("sub/x", b""), link("sub", "."), message="cannot be unpacked")
 
 
-def test_good_links_are_kept__also_upwards_within(tmp_path: Path) -> None:
+def test_symlinks_within_target_are_kept(tmp_path: Path) -> None:
     room = tmp_path / "room"
     parts = (("lib/real.so.1", b"x"), link("lib/real.so", "real.so.1"), link("a/b/up", "../../lib/real.so"), link("here", "."))
     unpack(tar(tmp_path / "a.tar", *parts), room)
@@ -118,27 +118,27 @@ def test_good_links_are_kept__also_upwards_within(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["../secret", "/etc/passwd", "missing", "way"])
-def test_a_second_name_of_what_is_not_in_the_archive_is_refused(tmp_path: Path, target: str) -> None:
-    refused(tmp_path, second_name("way", target), says="hard link|is outside of")
+def test_hard_link_to_path_not_in_archive_is_refused(tmp_path: Path, target: str) -> None:
+    refused(tmp_path, hard_link("way", target), message="hard link|is outside of")
 
 
-def test_a_second_name_of_a_link_is_refused(tmp_path: Path) -> None:
+def test_hard_link_to_symlink_is_refused(tmp_path: Path) -> None:
     refused(
         tmp_path,
         ("x", b""),
         link("soft", "x"),
-        second_name("hard", "soft"),
-        says="hard link to something that is not a regular file",
+        hard_link("hard", "soft"),
+        message="hard link to something that is not a regular file",
     )
 
 
-def test_a_second_name_of_a_part_is_kept(tmp_path: Path) -> None:
+def test_hard_link_to_entry_is_kept(tmp_path: Path) -> None:
     room = tmp_path / "room"
-    unpack(tar(tmp_path / "a.tar", ("one", b"same"), second_name("sub/two", "one")), room)
+    unpack(tar(tmp_path / "a.tar", ("one", b"same"), hard_link("sub/two", "one")), room)
     assert (room / "sub/two").stat().st_ino == (room / "one").stat().st_ino
 
 
-def test_of_a_root_links_may_say_anything__and_are_still_not_followed(tmp_path: Path) -> None:
+def test_root_archive_may_contain_any_symlink_but_none_is_followed(tmp_path: Path) -> None:
     room = tmp_path / "room"
     root = UnpackLimits(as_root=True)
     unpack(tar(tmp_path / "a.tar", link("etc/alternatives/x", "/usr/bin/x"), link("up", "../../..")), room, root)
@@ -148,15 +148,15 @@ def test_of_a_root_links_may_say_anything__and_are_still_not_followed(tmp_path: 
     assert not Path("/tmp/evil").exists()
 
 
-# -- what is no file -----------------------------------------------------------------------------------------------------------
+# -- special files -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sort", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"Z"])
-def test_devices_pipes_and_unknown_sorts_are_refused(tmp_path: Path, sort: bytes) -> None:
-    refused(tmp_path, entry("dev", sort), says="device or a named pipe")
+def test_devices_pipes_and_unknown_entries_are_refused(tmp_path: Path, sort: bytes) -> None:
+    refused(tmp_path, entry("dev", sort), message="device or a named pipe")
 
 
-def test_no_right_of_another_user_is_kept_and_no_file_is_for_all_to_write(tmp_path: Path) -> None:
+def test_setuid_and_world_writable_bits_are_removed(tmp_path: Path) -> None:
     room = tmp_path / "room"
     parts = (entry("suid", mode=0o6777), entry("sub", tarfile.DIRTYPE, mode=0o7777), entry("none", mode=0))
     unpack(tar(tmp_path / "a.tar", *parts), room)
@@ -165,7 +165,7 @@ def test_no_right_of_another_user_is_kept_and_no_file_is_for_all_to_write(tmp_pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
-def test_all_of_it_belongs_to_the_works_user(tmp_path: Path) -> None:
+def test_unpacked_files_belong_to_work_user(tmp_path: Path) -> None:
     room = tmp_path / "room"
     archive = tar(tmp_path / "a.tar", ("sub/deep/x", b"x"), link("soft", "sub"), entry("d", tarfile.DIRTYPE))
     Unpacker(room, "nobody", UnpackLimits(), StopSignal()).unpack(archive)
@@ -174,20 +174,20 @@ def test_all_of_it_belongs_to_the_works_user(tmp_path: Path) -> None:
     assert owners != {0}
 
 
-# -- bounds --------------------------------------------------------------------------------------------------------------------
+# -- limits --------------------------------------------------------------------------------------------------------------------
 
 
-def test_too_many_parts_are_refused(tmp_path: Path) -> None:
+def test_too_many_entries_are_refused(tmp_path: Path) -> None:
     parts = [(f"f{number}", b"") for number in range(20)]
-    refused(tmp_path, *parts, says="more than 10 entries", bounds=UnpackLimits(files_max=10))
+    refused(tmp_path, *parts, message="more than 10 entries", bounds=UnpackLimits(files_max=10))
 
 
 def test_too_many_bytes_are_refused(tmp_path: Path) -> None:
-    refused(tmp_path, ("big", bytes(2 << 20)), says="unpacks to more than 1 MiB", bounds=UnpackLimits(bytes_max=1 << 20))
+    refused(tmp_path, ("big", bytes(2 << 20)), message="unpacks to more than 1 MiB", bounds=UnpackLimits(bytes_max=1 << 20))
 
 
 @pytest.mark.parametrize("squeeze", [gzip.compress, bz2.compress, lzma.compress])
-def test_what_swells_out_of_all_proportion_is_refused_on_the_way(tmp_path: Path, squeeze: Callable[[bytes], bytes]) -> None:
+def test_decompression_bomb_is_refused_early(tmp_path: Path, squeeze: Callable[[bytes], bytes]) -> None:
     inner = tar(tmp_path / "inner.tar", ("zeros", bytes(80 << 20)))
     bomb = tmp_path / "bomb"
     bomb.write_bytes(squeeze(inner.read_bytes()))
@@ -195,7 +195,7 @@ def test_what_swells_out_of_all_proportion_is_refused_on_the_way(tmp_path: Path,
         unpack(bomb, tmp_path / "room")
 
 
-def test_a_head_that_says_it_is_huge_is_not_taken_into_memory(tmp_path: Path) -> None:
+def test_oversized_header_is_refused_without_reading_it(tmp_path: Path) -> None:
     info = tarfile.TarInfo("pax")
     info.type, info.size = tarfile.XHDTYPE, 3 << 30
     path = tmp_path / "a.tar"
@@ -204,7 +204,7 @@ def test_a_head_that_says_it_is_huge_is_not_taken_into_memory(tmp_path: Path) ->
         unpack(path, tmp_path / "room")
 
 
-def test_a_hole_that_comes_to_too_much_is_refused(tmp_path: Path) -> None:
+def test_sparse_file_over_limit_is_refused(tmp_path: Path) -> None:
     info = tarfile.TarInfo("sparse")
     info.size = 512
     info.pax_headers = {
@@ -220,7 +220,7 @@ def test_a_hole_that_comes_to_too_much_is_refused(tmp_path: Path) -> None:
         unpack(path, tmp_path / "room", UnpackLimits(bytes_max=1 << 20))
 
 
-def test_an_archive_that_asks_for_gigabytes_to_be_read_is_refused(tmp_path: Path) -> None:
+def test_decompressor_with_huge_dictionary_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.tar.xz"
     path.write_bytes(_xz_with_dictionary(38))
     with pytest.raises(NotUnpacked, match="cannot be decompressed"):
@@ -228,7 +228,7 @@ def test_an_archive_that_asks_for_gigabytes_to_be_read_is_refused(tmp_path: Path
 
 
 def _xz_with_dictionary(bits: int) -> bytes:
-    """A stream that says it needs so large a dictionary (38: 2 GiB), made by changing one byte of a good one."""
+    """A stream that declares this dictionary size (38: 2 GiB), made by changing one byte of a valid one."""
     made = bytearray(lzma.compress(bytes(100), lzma.FORMAT_XZ, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 16}]))
     start = 12
     length = (made[start] + 1) * 4
@@ -240,25 +240,25 @@ def _xz_with_dictionary(bits: int) -> bytes:
     return bytes(made)
 
 
-def test_one_that_is_told_to_stop_stops(tmp_path: Path) -> None:
+def test_stop_signal_ends_unpacking(tmp_path: Path) -> None:
     stop = StopSignal()
     stop.stop()
     with pytest.raises(WorkStopped):
         Unpacker(tmp_path / "room", "", UnpackLimits(), stop).unpack(tar(tmp_path / "a.tar", ("x", b"x")))
 
 
-# -- forms ---------------------------------------------------------------------------------------------------------------------
+# -- formats -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2", "w:xz"])
-def test_every_form_of_tar_is_read(tmp_path: Path, mode: str) -> None:
+def test_every_tar_compression_is_read(tmp_path: Path, mode: str) -> None:
     data = os.urandom(300_000)
     found = unpack(tar(tmp_path / "a", ("app/run", data), mode=mode), tmp_path / "room", at="opt")
     assert (tmp_path / "room/opt/app/run").read_bytes() == data
     assert found == UnpackResult(1, 300_000)
 
 
-def test_a_second_archive_joins_the_first_in_one_directory(tmp_path: Path) -> None:
+def test_second_archive_is_merged_into_same_directory(tmp_path: Path) -> None:
     room = tmp_path / "room"
     unpack(tar(tmp_path / "a", ("app/one", b"1")), room)
     unpack(tar(tmp_path / "b", ("app/two", b"2")), room)
@@ -266,7 +266,7 @@ def test_a_second_archive_joins_the_first_in_one_directory(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         (b"no archive at all", "not a readable archive"),
         (b"\x28\xb5\x2f\xfd rest", "zstd"),
@@ -274,13 +274,13 @@ def test_a_second_archive_joins_the_first_in_one_directory(tmp_path: Path) -> No
         (b"", "not a readable archive"),
     ],
 )
-def test_what_cannot_be_read_says_so(tmp_path: Path, content: bytes, says: str) -> None:
+def test_unreadable_archive_is_reported(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(NotUnpacked, match=says):
+    with pytest.raises(NotUnpacked, match=message):
         unpack(tmp_path / "a", tmp_path / "room")
 
 
-def test_one_that_ends_in_the_middle_says_so(tmp_path: Path) -> None:
+def test_truncated_archive_is_refused(tmp_path: Path) -> None:
     whole = tar(tmp_path / "a", ("x", os.urandom(100_000)), mode="w:xz").read_bytes()
     (tmp_path / "b").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(NotUnpacked):
@@ -298,14 +298,14 @@ def zipped(path: Path, name: str, content: bytes = b"x", mode: int = 0o100644) -
     return path
 
 
-def test_a_zip_is_read(tmp_path: Path) -> None:
+def test_zip_is_unpacked(tmp_path: Path) -> None:
     found = unpack(zipped(tmp_path / "a", "app/run", b"#!", 0o100755), tmp_path / "room")
     assert stat.S_IMODE((tmp_path / "room/app/run").stat().st_mode) == 0o755
     assert found == UnpackResult(1, 2)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "mode", "says"),
+    ("name", "content", "mode", "message"),
     [
         ("../secret", b"x", 0o100644, "is outside of"),
         ("/etc/passwd", b"x", 0o100644, "is outside of"),
@@ -314,17 +314,17 @@ def test_a_zip_is_read(tmp_path: Path) -> None:
         ("dev", b"", stat.S_IFCHR | 0o644, "device or a named pipe"),
     ],
 )
-def test_a_zip_leads_out_no_more_than_a_tar(tmp_path: Path, name: str, content: bytes, mode: int, says: str) -> None:
-    with pytest.raises(NotUnpacked, match=says):
+def test_zip_entry_outside_target_is_refused(tmp_path: Path, name: str, content: bytes, mode: int, message: str) -> None:
+    with pytest.raises(NotUnpacked, match=message):
         unpack(zipped(tmp_path / "a", name, content, mode), tmp_path / "room")
 
 
-def test_a_zip_bomb_is_refused_on_the_way(tmp_path: Path) -> None:
+def test_zip_bomb_is_refused_early(tmp_path: Path) -> None:
     with pytest.raises(NotUnpacked, match="too much for its size"):
         unpack(zipped(tmp_path / "a", "zeros", bytes(80 << 20)), tmp_path / "room")
 
 
-def test_a_zip_whose_list_is_too_long_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_zip_with_oversized_directory_is_refused_before_reading(tmp_path: Path) -> None:
     path = zipped(tmp_path / "a", "x")
     data = bytearray(path.read_bytes())
     end = data.rfind(b"PK\x05\x06")
@@ -334,10 +334,10 @@ def test_a_zip_whose_list_is_too_long_is_refused_before_it_is_read(tmp_path: Pat
         unpack(path, tmp_path / "room")
 
 
-# -- one file ------------------------------------------------------------------------------------------------------------------
+# -- single files --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_put_in_its_place_and_replaces_nothing(tmp_path: Path) -> None:
+def test_file_is_copied_and_replaces_nothing(tmp_path: Path) -> None:
     (tmp_path / "tool").write_bytes(b"#!/bin/sh\n")
     made = Unpacker(tmp_path / "room", "", UnpackLimits(), StopSignal())
     made.copy(tmp_path / "tool", Path("bin/tool"))
@@ -346,7 +346,7 @@ def test_a_file_is_put_in_its_place_and_replaces_nothing(tmp_path: Path) -> None
         made.copy(tmp_path / "tool", Path("bin/tool"))
 
 
-def test_a_file_is_not_put_through_a_link(tmp_path: Path) -> None:
+def test_file_is_not_copied_through_symlink(tmp_path: Path) -> None:
     room = tmp_path / "room"
     unpack(tar(tmp_path / "a.tar", ("real/x", b""), link("way", "real")), room)
     with pytest.raises(NotUnpacked, match="contains a symbolic link"):

@@ -1,4 +1,4 @@
-"""What does the disk say and leave behind when the file system refuses?"""
+"""File disk: errors and remaining files when the file system refuses an operation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def refuse(code: int) -> Callable[..., Any]:
         ("rename", errno.EACCES, AccessDenied),
     ],
 )
-def test_a_write_that_is_refused_leaves_the_old_content_and_nothing_else(
+def test_refused_write_keeps_old_content_and_leaves_no_temporary_file(
     call: str, code: int, kind: type[DiskError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk, path = FileDisk(), tmp_path / "file"
@@ -48,12 +48,12 @@ def test_a_write_that_is_refused_leaves_the_old_content_and_nothing_else(
     assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208 - also what list() would hide
 
 
-def test_a_directory_that_cannot_be_forced_leaves_the_write_unsettled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    disk, path, forced = FileDisk(), tmp_path / "file", list[int]()
+def test_unsynced_directory_makes_write_not_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, path, synced = FileDisk(), tmp_path / "file", list[int]()
 
     def fsync(fd: int) -> None:
-        forced.append(fd)
-        if len(forced) == 2:
+        synced.append(fd)
+        if len(synced) == 2:
             raise OSError(errno.EIO, "input/output error")
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -62,14 +62,14 @@ def test_a_directory_that_cannot_be_forced_leaves_the_write_unsettled(tmp_path: 
     assert disk.read(path) == b"new"
 
 
-def test_a_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
     FileDisk().write_atomically(tmp_path / "file", b"0123456789")
     assert (tmp_path / "file").read_bytes() == b"0123456789"
 
 
-def test_the_neighbour_of_a_killed_writer_is_used_again(tmp_path: Path) -> None:
+def test_temporary_file_of_killed_writer_is_reused(tmp_path: Path) -> None:
     (tmp_path / ".file.writing").write_bytes(b"much longer than what comes now")
     disk = FileDisk()
     assert disk.list(tmp_path) == ()
@@ -78,7 +78,7 @@ def test_the_neighbour_of_a_killed_writer_is_used_again(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208
 
 
-def test_a_second_writer_at_once_is_refused(tmp_path: Path) -> None:
+def test_concurrent_writer_is_refused(tmp_path: Path) -> None:
     disk, path = FileDisk(), tmp_path / "file"
     disk.write_atomically(path, b"old")
     with (tmp_path / ".file.writing").open("wb") as other:
@@ -88,14 +88,14 @@ def test_a_second_writer_at_once_is_refused(tmp_path: Path) -> None:
     assert disk.read(path) == b"old"
 
 
-def test_a_neighbour_that_was_renamed_before_the_lock_is_not_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other writer finishes between our open and our lock: what we have open is then the live file."""
+def test_temporary_file_renamed_before_lock_is_not_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other writer finishes between open and lock: the open file is then the live one."""
     path, flock = tmp_path / "file", fcntl.flock
-    neighbour = tmp_path / ".file.writing"
-    neighbour.write_bytes(b"theirs")
+    temporary = tmp_path / ".file.writing"
+    temporary.write_bytes(b"theirs")
 
     def late(fd: int, how: int) -> None:
-        neighbour.rename(path)
+        temporary.rename(path)
         flock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
@@ -104,8 +104,8 @@ def test_a_neighbour_that_was_renamed_before_the_lock_is_not_truncated(tmp_path:
     assert path.read_bytes() == b"theirs"
 
 
-def test_many_writers_in_threads_never_publish_a_mixture(tmp_path: Path) -> None:
-    disk, path, written, odd = FileDisk(), tmp_path / "file", list[int](), list[bytes]()
+def test_concurrent_writers_never_publish_mixed_content(tmp_path: Path) -> None:
+    disk, path, written, mixed = FileDisk(), tmp_path / "file", list[int](), list[bytes]()
 
     def write(letter: bytes) -> None:
         for _ in range(50):
@@ -116,7 +116,7 @@ def test_many_writers_in_threads_never_publish_a_mixture(tmp_path: Path) -> None
                 pass
             data = path.read_bytes() if path.exists() else b""
             if data and data != data[:1] * 50_000:
-                odd.append(data[:1])
+                mixed.append(data[:1])
 
     threads = [threading.Thread(target=write, args=(letter,)) for letter in (b"a", b"b", b"c")]
     for thread in threads:
@@ -124,10 +124,10 @@ def test_many_writers_in_threads_never_publish_a_mixture(tmp_path: Path) -> None
     for thread in threads:
         thread.join()
     assert written
-    assert not odd
+    assert not mixed
 
 
-def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+def test_files_are_private_to_owner(tmp_path: Path) -> None:
     disk = FileDisk()
     disk.make_directory(tmp_path / "made")
     disk.write_atomically(tmp_path / "made" / "file", b"secret")
@@ -135,13 +135,13 @@ def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "file").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_in_the_way_of_a_directory_is_told(tmp_path: Path) -> None:
+def test_file_in_place_of_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="not a directory"):
         FileDisk().make_directory(tmp_path / "file")
 
 
-def test_a_link_in_the_place_of_the_neighbour_is_not_followed(tmp_path: Path) -> None:
+def test_symlink_in_place_of_temporary_file_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "victim").write_bytes(b"keep")
     (tmp_path / ".file.writing").symlink_to(tmp_path / "victim")
     with pytest.raises(DiskError):
@@ -149,14 +149,12 @@ def test_a_link_in_the_place_of_the_neighbour_is_not_followed(tmp_path: Path) ->
     assert (tmp_path / "victim").read_bytes() == b"keep"
 
 
-def test_an_error_inside_a_lock_is_not_taken_for_the_locks(tmp_path: Path) -> None:
+def test_error_inside_lock_is_not_reported_as_lock_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), FileDisk().lock(tmp_path / "lock"):
         raise FileNotFoundError("mine")
 
 
-def test_to_keep_directories_apart_is_a_hint__what_takes_none_is_left_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directory_placement_hint_is_optional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hint_unrelated_subdirectories(tmp_path)
     hint_unrelated_subdirectories(tmp_path)
     hint_unrelated_subdirectories(tmp_path / "absent")

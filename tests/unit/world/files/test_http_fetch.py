@@ -1,4 +1,4 @@
-"""Is a source fetched from where it may be, and from nowhere else, whatever names come to and servers answer?"""
+"""Artifact fetching: only from permitted hosts, for all resolutions of names and answers of servers."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ LOOPBACK = FetchPermissions(hosts=("127.0.0.0/8",))
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-class Site:
-    """A server that says what a test wants it to, byte by byte."""
+class ScriptedServer:
+    """A server that answers byte by byte as the test says."""
 
     def __init__(self) -> None:
         self.answers: dict[str, bytes | Answer] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.heads: list[str] = []
         self.port = 0
-        self.came = asyncio.Event()
+        self.requested = asyncio.Event()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             path = head.split(" ")[1]
-            self.asked.append(path)
-            self.came.set()
+            self.requests.append(path)
+            self.requested.set()
             self.heads.append(head)
-            answer = self.answers.get(path, said(404, b""))
+            answer = self.answers.get(path, response(404, b""))
             if isinstance(answer, bytes):
                 writer.write(answer)
                 await writer.drain()
             else:
                 await answer(reader, writer)
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # whoever asked has gone, or the test has ended
+            pass  # the client has gone, or the test has ended
         finally:
             writer.transport.abort()
 
@@ -51,7 +51,7 @@ class Site:
         return f"http://{host}:{self.port}{path}"
 
 
-def said(status: int, body: bytes, **headers: str) -> bytes:
+def response(status: int, body: bytes, **headers: str) -> bytes:
     head = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", *(f"{name}: {text}" for name, text in headers.items())]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
@@ -60,115 +60,115 @@ def digest(body: bytes) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-async def fetched(
+async def fetch_artifact(
     source: str,
     to: Path,
     sha256: str,
     *,
-    reach: FetchPermissions = LOOPBACK,
-    carrier: FileArtifactFetcher | None = None,
+    permissions: FetchPermissions = LOOPBACK,
+    fetcher: FileArtifactFetcher | None = None,
     **bounds: int,
 ) -> int:
-    return await (carrier or FileArtifactFetcher()).fetch(
-        source, to, sha256=sha256, permissions=reach, limits=FetchLimits(**bounds), on_progress=lambda come, total: None
+    return await (fetcher or FileArtifactFetcher()).fetch(
+        source, to, sha256=sha256, permissions=permissions, limits=FetchLimits(**bounds), on_progress=lambda come, total: None
     )
 
 
-def play(scene: Callable[[Site], Awaitable[Any]]) -> None:
+def play(scenario: Callable[[ScriptedServer], Awaitable[Any]]) -> None:
     async def around() -> None:
-        site = Site()
-        server = await asyncio.start_server(site.serve, HERE, 0)
-        site.port = server.sockets[0].getsockname()[1]
+        server_ = ScriptedServer()
+        server = await asyncio.start_server(server_.serve, HERE, 0)
+        server_.port = server.sockets[0].getsockname()[1]
         try:
             async with asyncio.timeout(20):
-                await scene(site)
+                await scenario(server_)
         finally:
             server.close()
 
     asyncio.run(around())
 
 
-def refused(scene: Callable[[Site], Awaitable[Any]], says: str, *, again: bool = False) -> None:
-    with pytest.raises(NotFetched, match=says) as told:
-        play(scene)
-    assert told.value.retryable is again
-    assert told.value.cure
+def refused(scenario: Callable[[ScriptedServer], Awaitable[Any]], message: str, *, retryable: bool = False) -> None:
+    with pytest.raises(NotFetched, match=message) as error:
+        play(scenario)
+    assert error.value.retryable is retryable
+    assert error.value.cure
 
 
-def test_what_is_served_is_fetched_and_told_of(tmp_path: Path) -> None:
-    body, told = b"x" * 700_000, []
+def test_artifact_is_fetched_with_progress(tmp_path: Path) -> None:
+    body, progress = b"x" * 700_000, []
 
-    async def scene(site: Site) -> None:
-        site.answers["/a?b=c"] = said(200, body)
-        carrier = FileArtifactFetcher()
-        size = await carrier.fetch(
-            site.url("/a?b=c"),
+    async def scenario(server_: ScriptedServer) -> None:
+        server_.answers["/a?b=c"] = response(200, body)
+        fetcher = FileArtifactFetcher()
+        size = await fetcher.fetch(
+            server_.url("/a?b=c"),
             tmp_path / "a",
             sha256=digest(body),
             permissions=LOOPBACK,
-            on_progress=lambda *now: told.append(now),
+            on_progress=lambda *now: progress.append(now),
         )
         assert size == len(body) == (tmp_path / "a").stat().st_size
-        assert "Host: 127.0.0.1:" in site.heads[0]
+        assert "Host: 127.0.0.1:" in server_.heads[0]
 
-    play(scene)
-    assert told[-1] == (len(body), len(body))
+    play(scenario)
+    assert progress[-1] == (len(body), len(body))
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
 
 
-def test_chunks_are_joined(tmp_path: Path) -> None:
-    async def scene(site: Site) -> None:
-        site.answers["/a"] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
-        assert await fetched(site.url("/a"), tmp_path / "a", digest(b"abcde")) == 5
+def test_chunked_response_is_joined(tmp_path: Path) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n"
+        assert await fetch_artifact(server_.url("/a"), tmp_path / "a", digest(b"abcde")) == 5
 
-    play(scene)
-
-
-# -- digests and bounds --------------------------------------------------------------------------------------------------------
+    play(scenario)
 
 
-def test_another_digest_leaves_nothing_behind(tmp_path: Path) -> None:
-    async def scene(site: Site) -> None:
-        site.answers["/a"] = said(200, b"evil")
-        await fetched(site.url("/a"), tmp_path / "a", digest(b"good"))
+# -- digests and limits --------------------------------------------------------------------------------------------------------
 
-    refused(scene, "the content has digest")
+
+def test_wrong_digest_leaves_no_file(tmp_path: Path) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = response(200, b"evil")
+        await fetch_artifact(server_.url("/a"), tmp_path / "a", digest(b"good"))
+
+    refused(scenario, "the content has digest")
     assert not list(tmp_path.iterdir())
 
 
-def test_more_than_allowed_is_refused__announced_or_not(tmp_path: Path) -> None:
-    async def announced(site: Site) -> None:
-        site.answers["/a"] = said(200, bytes(2_000_000))
-        await fetched(site.url("/a"), tmp_path / "a", digest(bytes(2_000_000)), bytes_max=1 << 20)
+def test_oversized_response_is_refused_with_or_without_length(tmp_path: Path) -> None:
+    async def announced(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = response(200, bytes(2_000_000))
+        await fetch_artifact(server_.url("/a"), tmp_path / "a", digest(bytes(2_000_000)), bytes_max=1 << 20)
 
-    async def unannounced(site: Site) -> None:
-        site.answers["/a"] = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + bytes(2_000_000)
-        await fetched(site.url("/a"), tmp_path / "a", digest(bytes(2_000_000)), bytes_max=1 << 20)
+    async def unannounced(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + bytes(2_000_000)
+        await fetch_artifact(server_.url("/a"), tmp_path / "a", digest(bytes(2_000_000)), bytes_max=1 << 20)
 
-    for scene in (announced, unannounced):
-        refused(scene, "more than 1 MiB")
+    for scenario in (announced, unannounced):
+        refused(scenario, "more than 1 MiB")
     assert not list(tmp_path.iterdir())
 
 
-def test_one_that_breaks_off_may_be_tried_again(tmp_path: Path) -> None:
-    async def scene(site: Site) -> None:
-        site.answers["/a"] = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"
-        await fetched(site.url("/a"), tmp_path / "a", digest(b"half"))
+def test_truncated_response_is_retryable(tmp_path: Path) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf"
+        await fetch_artifact(server_.url("/a"), tmp_path / "a", digest(b"half"))
 
-    refused(scene, "the connection to", again=True)
+    refused(scenario, "the connection to", retryable=True)
 
 
-@pytest.mark.parametrize(("status", "again"), [(404, False), (403, False), (503, True), (429, True)])
-def test_a_status_says_whether_to_try_again(tmp_path: Path, status: int, again: bool) -> None:
-    async def scene(site: Site) -> None:
-        site.answers["/a"] = said(status, b"")
-        await fetched(site.url("/a"), tmp_path / "a", digest(b""))
+@pytest.mark.parametrize(("status", "retryable"), [(404, False), (403, False), (503, True), (429, True)])
+def test_status_determines_whether_fetch_is_retryable(tmp_path: Path, status: int, retryable: bool) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = response(status, b"")
+        await fetch_artifact(server_.url("/a"), tmp_path / "a", digest(b""))
 
-    refused(scene, f"answered with status {status}", again=again)
+    refused(scenario, f"answered with status {status}", retryable=retryable)
 
 
 async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A head that never ends, each byte soon enough."""
+    """A header that never ends, each byte within the idle limit."""
     writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
     while True:
         writer.write(b"a")
@@ -176,44 +176,44 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
         await asyncio.sleep(0.02)
 
 
-def test_one_that_drips_is_ended_at_its_time(tmp_path: Path) -> None:
-    async def scene(site: Site) -> None:
-        site.answers["/a"] = drip
-        await fetched(site.url("/a"), tmp_path / "a", digest(b""), total_ms=300)
+def test_dripping_response_ends_at_total_timeout(tmp_path: Path) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = drip
+        await fetch_artifact(server_.url("/a"), tmp_path / "a", digest(b""), total_ms=300)
 
-    refused(scene, "took longer than", again=True)
+    refused(scenario, "took longer than", retryable=True)
     assert not list(tmp_path.iterdir())
 
 
-def test_one_that_says_nothing_is_given_up(tmp_path: Path) -> None:
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+def test_silent_server_is_given_up_after_idle_timeout(tmp_path: Path) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(30)
 
-    async def scene(site: Site) -> None:
-        site.answers["/a"] = mute
-        await fetched(site.url("/a"), tmp_path / "a", digest(b""), idle_ms=200)
+    async def scenario(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = silent
+        await fetch_artifact(server_.url("/a"), tmp_path / "a", digest(b""), idle_ms=200)
 
-    refused(scene, "the connection to", again=True)
+    refused(scenario, "the connection to", retryable=True)
 
 
-def test_one_that_is_cancelled_leaves_nothing(tmp_path: Path) -> None:
-    async def scene(site: Site) -> None:
-        site.answers["/a"] = drip
-        task = asyncio.create_task(fetched(site.url("/a"), tmp_path / "a", digest(b"")))
-        await site.came.wait()
+def test_cancelled_fetch_leaves_no_file(tmp_path: Path) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = drip
+        task = asyncio.create_task(fetch_artifact(server_.url("/a"), tmp_path / "a", digest(b"")))
+        await server_.requested.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    play(scene)
+    play(scenario)
     assert not list(tmp_path.iterdir())
 
 
-# -- where it may be fetched from ----------------------------------------------------------------------------------------------
+# -- permitted sources ---------------------------------------------------------------------------------------------------------
 
 
-def named(**names: Sequence[str]) -> FileArtifactFetcher:
-    """Names come to this, one answer after another."""
+def with_names(**names: Sequence[str]) -> FileArtifactFetcher:
+    """A fetcher in whose resolver these names give these answers, one after another."""
     answers = {name.replace("_", "."): list(found) for name, found in names.items()}
 
     def resolve(host: str, port: int) -> list[str]:
@@ -226,63 +226,69 @@ def named(**names: Sequence[str]) -> FileArtifactFetcher:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "169.254.169.254", "localhost", "10.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "2130706433"]
 )
-def test_addresses_of_the_nodes_own_network_are_refused_without_a_connection(tmp_path: Path, host: str) -> None:
-    """A32: what a tenant may name."""
+def test_private_addresses_are_refused_without_connecting(tmp_path: Path, host: str) -> None:
+    """A32: sources that a tenant may name."""
 
-    async def scene(site: Site) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
         try:
-            await fetched(site.url("/a", host), tmp_path / "a", digest(b""), reach=FetchPermissions())
+            await fetch_artifact(server_.url("/a", host), tmp_path / "a", digest(b""), permissions=FetchPermissions())
         finally:
-            assert not site.asked
+            assert not server_.requests
 
-    refused(scene, "is not allowed")
+    refused(scenario, "is not allowed")
 
 
-def test_a_name_that_comes_to_such_an_address_is_refused(tmp_path: Path) -> None:
-    async def scene(site: Site) -> None:
+def test_name_resolving_to_private_address_is_refused(tmp_path: Path) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
         try:
-            carrier = named(good_example_org=["127.0.0.1"])
-            await fetched(
-                site.url("/a", "good.example.org"), tmp_path / "a", digest(b""), reach=FetchPermissions(), carrier=carrier
+            fetcher = with_names(good_example_org=["127.0.0.1"])
+            await fetch_artifact(
+                server_.url("/a", "good.example.org"),
+                tmp_path / "a",
+                digest(b""),
+                permissions=FetchPermissions(),
+                fetcher=fetcher,
             )
         finally:
-            assert not site.asked
+            assert not server_.requests
 
-    refused(scene, "fetching from good.example.org is not allowed: 127.0.0.1 is a loopback address")
+    refused(scenario, "fetching from good.example.org is not allowed: 127.0.0.1 is a loopback address")
 
 
-def test_one_bad_address_among_good_ones_spoils_the_answer(tmp_path: Path) -> None:
-    async def scene(site: Site) -> None:
-        carrier = FileArtifactFetcher(lambda host, port: ["93.184.216.34", "169.254.169.254"])
-        await fetched(
-            site.url("/a", "good.example.org"), tmp_path / "a", digest(b""), reach=FetchPermissions(), carrier=carrier
+def test_one_private_address_among_public_ones_refuses_name(tmp_path: Path) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
+        fetcher = FileArtifactFetcher(lambda host, port: ["93.184.216.34", "169.254.169.254"])
+        await fetch_artifact(
+            server_.url("/a", "good.example.org"), tmp_path / "a", digest(b""), permissions=FetchPermissions(), fetcher=fetcher
         )
 
-    refused(scene, "169.254.169.254 is a link-local address")
+    refused(scenario, "169.254.169.254 is a link-local address")
 
 
-def test_a_name_is_looked_up_once_a_connection__and_connected_to_as_it_was_looked_at(tmp_path: Path) -> None:
-    """Rebinding: the second answer, which nobody has looked at, is never connected to."""
-    looked: list[str] = []
+def test_name_is_resolved_once_per_connection_and_that_address_used(tmp_path: Path) -> None:
+    """DNS rebinding: the second answer, which was not checked, is never connected to."""
+    resolved: list[str] = []
 
     def resolve(host: str, port: int) -> list[str]:
-        looked.append(host)
-        return ["127.0.0.1"] if len(looked) == 1 else ["169.254.169.254"]
+        resolved.append(host)
+        return ["127.0.0.1"] if len(resolved) == 1 else ["169.254.169.254"]
 
-    async def scene(site: Site) -> None:
-        site.answers["/a"] = said(200, b"good")
-        carrier = FileArtifactFetcher(resolve)
-        assert await fetched(site.url("/a", "good.example.org"), tmp_path / "a", digest(b"good"), carrier=carrier) == 4
-        assert looked == ["good.example.org"]
-        site.answers["/b"] = said(302, b"", Location="/a")
+    async def scenario(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = response(200, b"good")
+        fetcher = FileArtifactFetcher(resolve)
+        assert (
+            await fetch_artifact(server_.url("/a", "good.example.org"), tmp_path / "a", digest(b"good"), fetcher=fetcher) == 4
+        )
+        assert resolved == ["good.example.org"]
+        server_.answers["/b"] = response(302, b"", Location="/a")
         with pytest.raises(NotFetched, match=r"169\.254\.169\.254 is a link-local address"):
-            await fetched(site.url("/b", "good.example.org"), tmp_path / "b", digest(b"good"), carrier=carrier)
+            await fetch_artifact(server_.url("/b", "good.example.org"), tmp_path / "b", digest(b"good"), fetcher=fetcher)
 
-    play(scene)
+    play(scenario)
 
 
 @pytest.mark.parametrize(
-    ("to", "says"),
+    ("to", "message"),
     [
         ("http://169.254.169.254/latest/meta-data/", "link-local"),
         ("http://10.0.0.1/", "private"),
@@ -293,79 +299,79 @@ def test_a_name_is_looked_up_once_a_connection__and_connected_to_as_it_was_looke
         ("http://user:word@example.org/", "contains a user name or password"),
     ],
 )
-def test_a_redirect_is_asked_all_of_it_again(tmp_path: Path, to: str, says: str) -> None:
-    async def scene(site: Site) -> None:
-        site.answers["/a"] = said(302, b"", Location=to)
+def test_redirect_target_is_checked_like_source(tmp_path: Path, to: str, message: str) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
+        server_.answers["/a"] = response(302, b"", Location=to)
         only = FetchPermissions(hosts=(HERE,), directories=(Path("/etc"),))
-        await fetched(site.url("/a"), tmp_path / "a", digest(b""), reach=only)
+        await fetch_artifact(server_.url("/a"), tmp_path / "a", digest(b""), permissions=only)
 
-    refused(scene, says)
+    refused(scenario, message)
 
 
-def test_redirects_are_followed_so_often_and_no_more(tmp_path: Path) -> None:
-    async def scene(site: Site) -> None:
+def test_number_of_redirects_is_limited(tmp_path: Path) -> None:
+    async def scenario(server_: ScriptedServer) -> None:
         for number in range(9):
-            site.answers[f"/{number}"] = said(307, b"", Location=f"/{number + 1}")
-        site.answers["/9"] = said(200, b"end")
-        assert await fetched(site.url("/5"), tmp_path / "a", digest(b"end")) == 3
-        site.asked.clear()
+            server_.answers[f"/{number}"] = response(307, b"", Location=f"/{number + 1}")
+        server_.answers["/9"] = response(200, b"end")
+        assert await fetch_artifact(server_.url("/5"), tmp_path / "a", digest(b"end")) == 3
+        server_.requests.clear()
         try:
-            await fetched(site.url("/0"), tmp_path / "b", digest(b"end"))
+            await fetch_artifact(server_.url("/0"), tmp_path / "b", digest(b"end"))
         finally:
-            assert len(site.asked) == 6
+            assert len(server_.requests) == 6
 
-    refused(scene, "more than 5 redirects")
+    refused(scenario, "more than 5 redirects")
 
 
-def test_from_https_nobody_is_led_to_http(tmp_path: Path) -> None:
+def test_redirect_from_https_to_http_is_refused(tmp_path: Path) -> None:
     authority = trustme.CA()
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("secure.example.org").configure_cert(server)
     authority.configure_trust(client)
 
-    async def scene() -> None:
-        site = Site()
-        listening = await asyncio.start_server(site.serve, HERE, 0, ssl=server)
+    async def scenario() -> None:
+        server_ = ScriptedServer()
+        listening = await asyncio.start_server(server_.serve, HERE, 0, ssl=server)
         port = listening.sockets[0].getsockname()[1]
-        site.answers = {"/a": said(200, b"good"), "/b": said(302, b"", Location="http://secure.example.org/a")}
-        carrier = FileArtifactFetcher(lambda host, port: [HERE], client)
+        server_.answers = {"/a": response(200, b"good"), "/b": response(302, b"", Location="http://secure.example.org/a")}
+        fetcher = FileArtifactFetcher(lambda host, port: [HERE], client)
         source = f"https://secure.example.org:{port}"
         try:
-            assert await fetched(f"{source}/a", tmp_path / "a", digest(b"good"), carrier=carrier) == 4
+            assert await fetch_artifact(f"{source}/a", tmp_path / "a", digest(b"good"), fetcher=fetcher) == 4
             with pytest.raises(NotFetched, match="redirects from https to http"):
-                await fetched(f"{source}/b", tmp_path / "b", digest(b"good"), carrier=carrier)
-            with pytest.raises(NotFetched, match="cannot be verified") as told:
-                await fetched(f"https://other.example.org:{port}/a", tmp_path / "c", digest(b"good"), carrier=carrier)
-            assert not told.value.retryable
+                await fetch_artifact(f"{source}/b", tmp_path / "b", digest(b"good"), fetcher=fetcher)
+            with pytest.raises(NotFetched, match="cannot be verified") as error:
+                await fetch_artifact(f"https://other.example.org:{port}/a", tmp_path / "c", digest(b"good"), fetcher=fetcher)
+            assert not error.value.retryable
         finally:
             listening.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-# -- files of the node ---------------------------------------------------------------------------------------------------------
+# -- node files ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_the_node_is_read_only_below_what_it_lends_and_not_by_links(tmp_path: Path) -> None:
-    lent = tmp_path / "lent"
-    (lent / "sub").mkdir(parents=True)
-    (lent / "sub" / "file").write_bytes(b"good")
+def test_node_file_is_read_only_below_permitted_directories_without_links(tmp_path: Path) -> None:
+    permitted = tmp_path / "lent"
+    (permitted / "sub").mkdir(parents=True)
+    (permitted / "sub" / "file").write_bytes(b"good")
     (tmp_path / "secret").write_bytes(b"good")
-    (lent / "link").symlink_to(tmp_path / "secret")
-    (lent / "up").symlink_to(tmp_path)
-    reach = FetchPermissions(directories=(lent,))
+    (permitted / "link").symlink_to(tmp_path / "secret")
+    (permitted / "up").symlink_to(tmp_path)
+    permissions = FetchPermissions(directories=(permitted,))
 
     async def get(path: Path) -> int:
-        return await fetched(f"file:{path}", tmp_path / "got", digest(b"good"), reach=reach)
+        return await fetch_artifact(f"file:{path}", tmp_path / "got", digest(b"good"), permissions=permissions)
 
-    assert asyncio.run(get(lent / "sub" / "file")) == 4
-    for path, says in (
+    assert asyncio.run(get(permitted / "sub" / "file")) == 4
+    for path, message in (
         (tmp_path / "secret", "no directory that this node allows"),
-        (lent / "link", "contains a symbolic link"),
-        (lent / "up" / "secret", "not a directory|contains a symbolic link"),
-        (lent / "sub", "is a directory"),
-        (lent / "missing", "no such file"),
-        (lent, "no directory that this node allows"),
+        (permitted / "link", "contains a symbolic link"),
+        (permitted / "up" / "secret", "not a directory|contains a symbolic link"),
+        (permitted / "sub", "is a directory"),
+        (permitted / "missing", "no such file"),
+        (permitted, "no directory that this node allows"),
     ):
-        with pytest.raises(NotFetched, match=says):
+        with pytest.raises(NotFetched, match=message):
             asyncio.run(get(path))

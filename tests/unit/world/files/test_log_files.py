@@ -1,4 +1,4 @@
-"""Are files that others add to held to a size, without a link followed or a byte told twice?"""
+"""Log files that work appends to: rotated to a size, without following links or returning bytes twice."""
 
 from __future__ import annotations
 
@@ -11,62 +11,62 @@ import pytest
 from remit.world.files.log_files import FileLogFiles
 from remit.world.interfaces import FileMissing, LogChunk
 
-SPOOL = FileLogFiles()
+LOG_FILES = FileLogFiles()
 
 
 def names(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
 
-def test_a_writer_goes_on_at_the_beginning_and_a_reader_where_it_was(tmp_path: Path) -> None:
+def test_reader_continues_across_rotations_without_loss(tmp_path: Path) -> None:
     out = os.open(tmp_path / "a.out", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     try:
-        told, at = b"", 0
+        received, at = b"", 0
         for n in range(50):
             os.write(out, b"line %03d\n" % n)
-            cut = SPOOL.rotate(tmp_path, "a.out", bytes_max=60, rotated_max=2)
+            cut = LOG_FILES.rotate(tmp_path, "a.out", bytes_max=60, rotated_max=2)
             assert cut == (n % 7 == 6)
             if n % 5 == 0:
-                while (piece := SPOOL.read(tmp_path, "a.out", at, 13)).data:
-                    assert piece.start == at, "nothing was missed"
-                    told, at = told + piece.data, at + len(piece.data)
+                while (piece := LOG_FILES.read(tmp_path, "a.out", at, 13)).data:
+                    assert piece.start == at, "nothing was skipped"
+                    received, at = received + piece.data, at + len(piece.data)
     finally:
         os.close(out)
-    assert told == b"".join(b"line %03d\n" % n for n in range(46))
+    assert received == b"".join(b"line %03d\n" % n for n in range(46))
     assert names(tmp_path) == ["a.out", "a.out@0000000000000315", "a.out@0000000000000378"]
-    assert SPOOL.span(tmp_path, "a.out") == (315, 450)
-    assert SPOOL.read(tmp_path, "a.out", 0, 9) == LogChunk(315, b"line 035\n"), "what is gone is passed over"
-    assert SPOOL.read(tmp_path, "a.out", 10**9, 9) == LogChunk(450, b"")
+    assert LOG_FILES.span(tmp_path, "a.out") == (315, 450)
+    assert LOG_FILES.read(tmp_path, "a.out", 0, 9) == LogChunk(315, b"line 035\n"), "deleted data is skipped"
+    assert LOG_FILES.read(tmp_path, "a.out", 10**9, 9) == LogChunk(450, b"")
 
 
-def test_while_somebody_writes_as_fast_as_it_can_every_line_is_whole_and_in_order(tmp_path: Path) -> None:
+def test_rotation_during_fast_writes_keeps_lines_complete_and_ordered(tmp_path: Path) -> None:
     out = os.open(tmp_path / "a.out", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    over = threading.Event()
+    finished = threading.Event()
 
     def write() -> None:
         for n in range(30_000):
             os.write(out, b"%07d\n" % n)
-        over.set()
+        finished.set()
 
     writer = threading.Thread(target=write)
     writer.start()
-    told, at = b"", 0
+    received, at = b"", 0
     while True:
-        last = over.is_set()
-        SPOOL.rotate(tmp_path, "a.out", bytes_max=30_000, rotated_max=3)
-        while (piece := SPOOL.read(tmp_path, "a.out", at, 1 << 20)).data:
-            told, at = told + piece.data, piece.start + len(piece.data)
+        last = finished.is_set()
+        LOG_FILES.rotate(tmp_path, "a.out", bytes_max=30_000, rotated_max=3)
+        while (piece := LOG_FILES.read(tmp_path, "a.out", at, 1 << 20)).data:
+            received, at = received + piece.data, piece.start + len(piece.data)
         if last:
             break
     writer.join()
     os.close(out)
-    lines = told.splitlines()
+    lines = received.splitlines()
     assert all(len(line) == 7 for line in lines)
     assert lines == sorted(set(lines))
-    assert len(lines) > 15_000, "only what was written during a cut may be lost"
+    assert len(lines) > 15_000, "only lines written during a rotation may be lost"
 
 
-def test_links_pipes_and_directories_are_neither_read_nor_cut(tmp_path: Path) -> None:
+def test_links_pipes_and_directories_are_neither_read_nor_rotated(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("secret" * 100)
     place = tmp_path / "logs"
@@ -75,60 +75,60 @@ def test_links_pipes_and_directories_are_neither_read_nor_cut(tmp_path: Path) ->
     os.mkfifo(place / "b.out")
     (place / "c.out").mkdir()
     for name in ("a.out", "b.out", "c.out", "d.out"):
-        assert not SPOOL.rotate(place, name, bytes_max=0, rotated_max=1)
+        assert not LOG_FILES.rotate(place, name, bytes_max=0, rotated_max=1)
         with pytest.raises(FileMissing):
-            SPOOL.span(place, name)
+            LOG_FILES.span(place, name)
         with pytest.raises(FileMissing):
-            SPOOL.read(place, name, 0, 10)
+            LOG_FILES.read(place, name, 0, 10)
     (place / "e.out").write_text("mine")
     (place / "e.out@0000000000000000").symlink_to(secret)
     (place / ".e.out.copying").symlink_to(secret)
-    assert SPOOL.read(place, "e.out", 0, 100).data == b"mine"
-    assert SPOOL.rotate(place, "e.out", bytes_max=3, rotated_max=1)
+    assert LOG_FILES.read(place, "e.out", 0, 100).data == b"mine"
+    assert LOG_FILES.rotate(place, "e.out", bytes_max=3, rotated_max=1)
     assert secret.read_text() == "secret" * 100
     assert (place / "e.out@0000000000000000").read_text() == "mine"
     (tmp_path / "elsewhere").symlink_to(place)
     with pytest.raises(FileMissing):
-        SPOOL.span(tmp_path / "elsewhere", "e.out")
+        LOG_FILES.span(tmp_path / "elsewhere", "e.out")
 
 
-def test_a_hole_of_any_size_is_not_copied(tmp_path: Path) -> None:
-    """Work that does not append leaves one when its file is cut; work that is hostile makes one."""
+def test_sparse_hole_is_not_copied(tmp_path: Path) -> None:
+    """A writer that does not append leaves a hole when its file is truncated; a hostile one creates one."""
     with (tmp_path / "a.out").open("wb") as file:
         file.truncate(1 << 40)
         file.seek(0, os.SEEK_END)
         file.write(b"the end")
-    assert SPOOL.rotate(tmp_path, "a.out", bytes_max=1_000, rotated_max=1)
+    assert LOG_FILES.rotate(tmp_path, "a.out", bytes_max=1_000, rotated_max=1)
     [piece] = [path for path in tmp_path.iterdir() if "@" in path.name]
     assert piece.stat().st_size < 3_000
     assert piece.read_bytes().endswith(b"the end")
 
 
-def test_no_room_for_a_copy_costs_the_words_and_not_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotation_on_full_disk_drops_content_instead_of_filling_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.out").write_text("x" * 100)
 
     def full(*_: object) -> int:
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr("remit.world.files.log_files.os.write", full)
-    assert SPOOL.rotate(tmp_path, "a.out", bytes_max=10, rotated_max=1)
+    assert LOG_FILES.rotate(tmp_path, "a.out", bytes_max=10, rotated_max=1)
     assert names(tmp_path) == ["a.out"]
     assert (tmp_path / "a.out").read_bytes() == b""
 
 
-def test_a_sweep_keeps_the_newest_and_whatever_is_named(tmp_path: Path) -> None:
+def test_prune_keeps_newest_and_named_files(tmp_path: Path) -> None:
     for n in range(6):
         for name in (f"u{n}.1.out", f"u{n}.1.err", f"u{n}.1.out@0000000000000000"):
             (tmp_path / name).write_bytes(b"x" * 10)
             os.utime(tmp_path / name, (2_000_000_000 + n, 2_000_000_000 + n))
     (tmp_path / ".u0.1.out.copying").write_bytes(b"left behind")
     os.utime(tmp_path / ".u0.1.out.copying", (1, 1))
-    SPOOL.prune(tmp_path, ["u1.1"], files_max=3, bytes_max=10**9, age_ms_max=10**15)
+    LOG_FILES.prune(tmp_path, ["u1.1"], files_max=3, bytes_max=10**9, age_ms_max=10**15)
     assert {name.removeprefix(".")[:4] for name in names(tmp_path)} == {"u1.1", "u3.1", "u4.1", "u5.1"}
-    SPOOL.prune(tmp_path, ["u1.1"], files_max=3, bytes_max=60, age_ms_max=10**15)
+    LOG_FILES.prune(tmp_path, ["u1.1"], files_max=3, bytes_max=60, age_ms_max=10**15)
     assert {name[:4] for name in names(tmp_path)} == {"u1.1", "u4.1", "u5.1"}
     os.utime(tmp_path / "u4.1.out", (1, 1))
     os.utime(tmp_path / "u4.1.err", (1, 1))
     os.utime(tmp_path / "u4.1.out@0000000000000000", (1, 1))
-    SPOOL.prune(tmp_path, ["u1.1"], files_max=3, bytes_max=10**9, age_ms_max=60_000)
+    LOG_FILES.prune(tmp_path, ["u1.1"], files_max=3, bytes_max=10**9, age_ms_max=60_000)
     assert {name[:4] for name in names(tmp_path)} == {"u1.1", "u5.1"}

@@ -1,4 +1,4 @@
-"""Are files that no disk may keep for their owner alone, whole, gone when they should be, and never in another's directory?"""
+"""Secret files in tmpfs: private, complete, removed on time, and never in a directory of another user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def memory(tmp_path: Path) -> Path:
     return place
 
 
-def vault(tmp_path: Path, memory: Path) -> TmpfsSecretFiles:
+def secret_files(tmp_path: Path, memory: Path) -> TmpfsSecretFiles:
     return TmpfsSecretFiles(tmp_path / "agent", tmp_path / "agent" / "vault", memory)
 
 
@@ -29,8 +29,8 @@ def mode(path: Path) -> int:
     return path.lstat().st_mode & 0o777
 
 
-def test_files_are_for_their_owner_alone_and_a_second_set_replaces_the_first(tmp_path: Path, memory: Path) -> None:
-    one = vault(tmp_path, memory)
+def test_secret_files_are_private_and_second_set_replaces_first(tmp_path: Path, memory: Path) -> None:
+    one = secret_files(tmp_path, memory)
     place = one.put("u1.1", {X: b"1", Y: b"2"}, "")
     assert place == one.path_of("u1.1") and place.is_relative_to(memory)
     assert ((place / X).read_bytes(), (place / Y).read_bytes()) == (b"1", b"2")
@@ -44,8 +44,8 @@ def test_files_are_for_their_owner_alone_and_a_second_set_replaces_the_first(tmp
     assert not one.has("u1.1") and one.names() == () and not list(place.parent.iterdir())
 
 
-def test_whoever_was_killed_half_way_leaves_nothing_that_is_not_found(tmp_path: Path, memory: Path) -> None:
-    one = vault(tmp_path, memory)
+def test_interrupted_put_or_remove_is_found_afterwards(tmp_path: Path, memory: Path) -> None:
+    one = secret_files(tmp_path, memory)
     root = one.put("u1.1", {X: b"1"}, "").parent
     (root / "u2.1.making").mkdir()
     (root / "u3.1.going").mkdir()
@@ -57,15 +57,15 @@ def test_whoever_was_killed_half_way_leaves_nothing_that_is_not_found(tmp_path: 
     assert not root.exists()
 
 
-def test_two_agents_have_two_vaults_and_one_finds_its_own_again(tmp_path: Path, memory: Path) -> None:
-    one, other = vault(tmp_path, memory), TmpfsSecretFiles(tmp_path / "b", tmp_path / "b" / "vault", memory)
+def test_two_agents_have_separate_directories(tmp_path: Path, memory: Path) -> None:
+    one, other = secret_files(tmp_path, memory), TmpfsSecretFiles(tmp_path / "b", tmp_path / "b" / "vault", memory)
     one.put("u1.1", {X: b"1"}, "")
-    assert other.names() == () and vault(tmp_path, memory).names() == ("u1.1",)
+    assert other.names() == () and secret_files(tmp_path, memory).names() == ("u1.1",)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another's directory")
-def test_nothing_is_put_where_somebody_else_was_first(tmp_path: Path, memory: Path) -> None:
-    one = vault(tmp_path, memory)
+def test_directory_of_another_user_or_symlink_is_refused(tmp_path: Path, memory: Path) -> None:
+    one = secret_files(tmp_path, memory)
     root = one.path_of("x").parent
     root.mkdir()
     os.chown(root, 65534, 65534)
@@ -81,17 +81,17 @@ def test_nothing_is_put_where_somebody_else_was_first(tmp_path: Path, memory: Pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_they_belong_to_the_user_that_the_work_runs_as(tmp_path: Path, memory: Path) -> None:
+def test_secret_files_belong_to_work_user(tmp_path: Path, memory: Path) -> None:
     user = pwd.getpwnam("nobody")
-    place = vault(tmp_path, memory).put("u1.1", {Y: b"2"}, "nobody")
+    place = secret_files(tmp_path, memory).put("u1.1", {Y: b"2"}, "nobody")
     assert {path.stat().st_uid for path in (place, place / "a", place / "a/b", place / Y)} == {user.pw_uid}
 
 
-def test_without_memory_they_are_kept_below_and_that_is_told(tmp_path: Path) -> None:
-    one = vault(tmp_path, tmp_path / "nothing")
+def test_without_tmpfs_files_are_on_disk_and_reported_so(tmp_path: Path) -> None:
+    one = secret_files(tmp_path, tmp_path / "nothing")
     assert not one.in_memory
     assert one.put("u1.1", {X: b"1"}, "") == tmp_path / "agent" / "vault" / "u1.1"
 
 
-def test_this_machine_has_memory_for_them(tmp_path: Path) -> None:
+def test_tmpfs_is_used_where_writable(tmp_path: Path) -> None:
     assert TmpfsSecretFiles(tmp_path, tmp_path).in_memory == os.access(TMPFS, os.W_OK)

@@ -1,4 +1,4 @@
-"""Does every address find a place, however many connections another has?"""
+"""Connection limiter: every address gets connections, however many another holds."""
 
 from __future__ import annotations
 
@@ -7,37 +7,37 @@ import pytest
 from remit.world.net.connections import ALWAYS_ADMITTED, ConnectionLimiter, address_key
 
 
-def taken(crowd: ConnectionLimiter, address: str) -> int:
-    """As many as it gets."""
+def open_all(limiter: ConnectionLimiter, address: str) -> int:
+    """Open as many connections as are admitted."""
     count = 0
-    while crowd.count < crowd.limit and crowd.admits(address):
-        crowd.opened(address)
+    while limiter.count < limiter.limit and limiter.admits(address):
+        limiter.opened(address)
         count += 1
     return count
 
 
-def test_one_address_has_half__the_next_half_of_the_rest__and_the_sixth_still_a_few() -> None:
-    crowd = ConnectionLimiter(2_000)
-    held = [taken(crowd, f"10.0.0.{number}") for number in range(12)]
+def test_each_further_address_gets_half_of_the_rest_or_a_minimum() -> None:
+    limiter = ConnectionLimiter(2_000)
+    held = [open_all(limiter, f"10.0.0.{number}") for number in range(12)]
     assert held[:6] == [1_000, 500, 250, 125, 63, ALWAYS_ADMITTED]
     assert sum(held) == 2_000
     for _ in range(1_000):
-        crowd.closed("10.0.0.0")
-    assert taken(crowd, "10.9.9.9") > ALWAYS_ADMITTED, "what one gives back another may have"
+        limiter.closed("10.0.0.0")
+    assert open_all(limiter, "10.9.9.9") > ALWAYS_ADMITTED, "closed connections are available to others"
 
 
-def test_those_who_come_in_just_now_count_too() -> None:
-    inside, coming = ConnectionLimiter(100), ConnectionLimiter(100)
+def test_connections_being_accepted_count_too() -> None:
+    established, accepting = ConnectionLimiter(100), ConnectionLimiter(100)
     for _ in range(40):
-        inside.opened("10.0.0.1")
+        established.opened("10.0.0.1")
     for _ in range(10):
-        coming.opened("10.0.0.1")
-    assert not inside.admits("10.0.0.1", coming)
-    assert inside.admits("10.0.0.2", coming)
+        accepting.opened("10.0.0.1")
+    assert not established.admits("10.0.0.1", accepting)
+    assert established.admits("10.0.0.2", accepting)
 
 
 @pytest.mark.parametrize(
-    ("address", "whose"),
+    ("address", "key"),
     [
         ("10.0.0.1", "10.0.0.1"),
         ("::ffff:10.0.0.1", "10.0.0.1"),
@@ -49,5 +49,5 @@ def test_those_who_come_in_just_now_count_too() -> None:
         ("no:address", "no:address"),
     ],
 )
-def test_an_address_of_ipv6_counts_with_its_network(address: str, whose: str) -> None:
-    assert address_key(address) == whose
+def test_ipv6_address_counts_by_network(address: str, key: str) -> None:
+    assert address_key(address) == key

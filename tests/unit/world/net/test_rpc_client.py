@@ -1,4 +1,4 @@
-"""Is everything that goes over a socket bounded, and does whatever comes over one do no harm?"""
+"""RPC over sockets: everything is bounded, and malformed or hostile peers do no harm."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from remit.world.net.frames import BODY_BYTES_MAX, WINDOW_BYTES, FrameKind, RpcA
 from remit.world.net.rpc_client import SocketLink
 
 
-class Shop:
+class EchoService:
     def __init__(self) -> None:
-        self.made = 0
+        self.yielded = 0
         self.gate = asyncio.Event()
-        self.begun = 0
+        self.started = 0
 
     async def request(self, body: bytes, /) -> bytes:
-        self.begun += 1
+        self.started += 1
         if body == b"wait":
             await self.gate.wait()
         if body == b"large":
@@ -36,7 +36,7 @@ class Shop:
 
     async def stream(self, body: bytes, /) -> AsyncGenerator[bytes, None]:
         while True:
-            self.made += 1
+            self.yielded += 1
             yield bytes(int(body))
 
 
@@ -46,7 +46,7 @@ def link_in(place: Path) -> SocketLink:
 
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
-        while not holds():  # noqa: ASYNC110 - of another's affairs one hears nothing
+        while not holds():  # noqa: ASYNC110 - no event to wait for
             await asyncio.sleep(0.005)
 
 
@@ -59,7 +59,7 @@ async def until(holds: Callable[[], bool]) -> None:
         ("tcp:[::1]:80", RpcAddress(host="::1", port=80)),
     ],
 )
-def test_addresses_on_this_machine_are_read(text: str, found: RpcAddress) -> None:
+def test_local_addresses_are_parsed(text: str, found: RpcAddress) -> None:
     assert parse_address(text) == found
 
 
@@ -71,85 +71,85 @@ def test_addresses_on_this_machine_are_read(text: str, found: RpcAddress) -> Non
         *("", "unix:", "unix:relative", "http://127.0.0.1:80"),
     ],
 )
-def test_any_other_address_is_refused_with_a_cure(text: str) -> None:
+def test_other_addresses_are_refused_with_fix(text: str) -> None:
     with pytest.raises(ValueError, match=r"unix:/path or tcp:127\.0\.0\.1:port"):
         SocketLink({"a": text})
 
 
-def test_a_name_without_an_address_reaches_nobody(tmp_path: Path) -> None:
-    async def scene() -> None:
+def test_name_without_address_is_not_sent(tmp_path: Path) -> None:
+    async def scenario() -> None:
         with pytest.raises(NotSent, match="no address is configured for b"):
             await link_in(tmp_path).request("b", b"x")
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_a_body_over_the_bound_is_not_sent_and_such_a_reply_is_not_either(tmp_path: Path) -> None:
-    async def scene() -> None:
-        shop, asker = Shop(), link_in(tmp_path)
-        async with link_in(tmp_path).serve("a", shop):
+def test_oversized_request_or_reply_is_not_sent(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        service, client = EchoService(), link_in(tmp_path)
+        async with link_in(tmp_path).serve("a", service):
             with pytest.raises(ValueError, match="bytes"):
-                await asker.request("a", bytes(BODY_BYTES_MAX + 1))
-            assert shop.begun == 0
+                await client.request("a", bytes(BODY_BYTES_MAX + 1))
+            assert service.started == 0
             with pytest.raises(ReplyLost):
-                await asker.request("a", b"large")
-            assert len(await asker.request("a", bytes(BODY_BYTES_MAX))) == BODY_BYTES_MAX
+                await client.request("a", b"large")
+            assert len(await client.request("a", bytes(BODY_BYTES_MAX))) == BODY_BYTES_MAX
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("size", [0, 1_000, 3 * WINDOW_BYTES])
-def test_a_slow_reader_holds_the_sender_up(tmp_path: Path, size: int) -> None:
-    """Else the sender's memory fills at the speed of the sender."""
+def test_slow_reader_applies_backpressure_to_sender(tmp_path: Path, size: int) -> None:
+    """Otherwise the sender's memory would fill at its own speed."""
 
-    async def scene() -> None:
-        shop, asker = Shop(), link_in(tmp_path)
-        async with link_in(tmp_path).serve("a", shop), aclosing(asker.stream("a", b"%d" % size)) as items:
+    async def scenario() -> None:
+        service, client = EchoService(), link_in(tmp_path)
+        async with link_in(tmp_path).serve("a", service), aclosing(client.stream("a", b"%d" % size)) as items:
             assert len(await anext(items)) == size
             before = -1
-            while before != shop.made:
-                before = shop.made
+            while before != service.yielded:
+                before = service.yielded
                 await asyncio.sleep(0.1)
-            assert shop.made * (size + 64) <= WINDOW_BYTES + 2 * (size + 64)
+            assert service.yielded * (size + 64) <= WINDOW_BYTES + 2 * (size + 64)
             for _ in range(2 * before):
                 await anext(items)
-            assert shop.made > before, "it never went on"
-            assert await asker.request("a", b"meanwhile") == b"meanwhile"
+            assert service.yielded > before, "the stream must continue"
+            assert await client.request("a", b"meanwhile") == b"meanwhile"
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_calls_over_the_bound_are_refused_before_they_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_over_limit_are_refused_before_they_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_server, "CALLS_MAX", 5)
 
-    async def scene() -> None:
-        shop, asker = Shop(), link_in(tmp_path)
-        async with link_in(tmp_path).serve("a", shop), asyncio.TaskGroup() as group:
-            waiting = [group.create_task(asker.request("a", b"wait")) for _ in range(5)]
-            await until(lambda: shop.begun == 5)
+    async def scenario() -> None:
+        service, client = EchoService(), link_in(tmp_path)
+        async with link_in(tmp_path).serve("a", service), asyncio.TaskGroup() as group:
+            waiting = [group.create_task(client.request("a", b"wait")) for _ in range(5)]
+            await until(lambda: service.started == 5)
             with pytest.raises(NotSent, match="at its limit"):
-                await asker.request("a", b"one too many")
-            assert shop.begun == 5
-            shop.gate.set()
+                await client.request("a", b"one too many")
+            assert service.started == 5
+            service.gate.set()
             await asyncio.gather(*waiting)
             await until(lambda: len(asyncio.all_tasks()) <= 4)
-            assert await asker.request("a", b"after") == b"after"
+            assert await client.request("a", b"after") == b"after"
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_bytes_over_the_bound_are_refused_before_they_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_bytes_over_limit_are_refused_before_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_server, "CALLS_BYTES_MAX", 10)
 
-    async def scene() -> None:
-        asker = link_in(tmp_path)
-        async with link_in(tmp_path).serve("a", Shop()):
+    async def scenario() -> None:
+        client = link_in(tmp_path)
+        async with link_in(tmp_path).serve("a", EchoService()):
             with pytest.raises(NotSent):
-                await asker.request("a", b"x" * 11)
+                await client.request("a", b"x" * 11)
             for _ in range(5):
-                assert await asker.request("a", b"x" * 10) == b"x" * 10
+                assert await client.request("a", b"x" * 10) == b"x" * 10
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def test_bytes_over_the_bound_are_refused_before_they_begin(tmp_path: Path, monk
         pack_frame(FrameKind.REPLY, 1, b"x"),
     ],
 )
-def test_whoever_does_not_speak_this_is_dropped_and_others_are_not(tmp_path: Path, hostile: bytes) -> None:
-    async def scene() -> None:
-        shop, asker = Shop(), link_in(tmp_path)
-        async with link_in(tmp_path).serve("a", shop), asyncio.TaskGroup() as group:
-            other = group.create_task(asker.request("a", b"wait"))
-            await until(lambda: shop.begun == 1)
+def test_malformed_frames_close_only_their_connection(tmp_path: Path, hostile: bytes) -> None:
+    async def scenario() -> None:
+        service, client = EchoService(), link_in(tmp_path)
+        async with link_in(tmp_path).serve("a", service), asyncio.TaskGroup() as group:
+            other = group.create_task(client.request("a", b"wait"))
+            await until(lambda: service.started == 1)
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "a"))
             writer.write(hostile)
             writer.write_eof()
@@ -179,26 +179,26 @@ def test_whoever_does_not_speak_this_is_dropped_and_others_are_not(tmp_path: Pat
             except ConnectionResetError:
                 pass
             writer.close()
-            shop.gate.set()
+            service.gate.set()
             assert await other == b"wait"
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_an_answerer_that_does_not_speak_this_is_no_answer(tmp_path: Path) -> None:
-    async def scene() -> None:
-        def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+def test_malformed_reply_loses_reply(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        def send_garbage(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             writer.write(b"\xff" * 100)
             writer.close()
 
-        server = await asyncio.start_unix_server(babble, str(tmp_path / "a"))
-        asker = link_in(tmp_path)
-        for turn in (asker.request("a", b"x"), anext(asker.stream("a", b"x"))):
+        server = await asyncio.start_unix_server(send_garbage, str(tmp_path / "a"))
+        client = link_in(tmp_path)
+        for call in (client.request("a", b"x"), anext(client.stream("a", b"x"))):
             with pytest.raises(ReplyLost):
-                await turn
+                await call
         server.close()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 SERVER = """
@@ -223,104 +223,105 @@ asyncio.run(main())
 """
 
 
-def test_a_killed_answerer_may_have_heard_what_was_under_way_and_has_not_heard_what_comes_after(tmp_path: Path) -> None:
-    """The line between the two failures, where it is drawn by the system and not by a farewell of the other side."""
+def test_killed_server_loses_replies_in_flight_and_later_calls_are_not_sent(tmp_path: Path) -> None:
+    """The boundary between the two errors is set by the operating system, without a farewell message."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     command = [sys.executable, "-c", SERVER, f"unix:{tmp_path}/a"]
 
-    async def scene(server: subprocess.Popen[str]) -> None:
+    async def scenario(server: subprocess.Popen[str]) -> None:
         assert server.stdout is not None
-        asker, came = link_in(tmp_path), list[bytes]()
+        client, received = link_in(tmp_path), list[bytes]()
 
         async def ask() -> None:
             with pytest.raises(ReplyLost, match="a did not answer"):
-                await asker.request("a", b"x")
+                await client.request("a", b"x")
 
         async def read() -> None:
             with pytest.raises(ReplyLost):
-                async for item in asker.stream("a", b"x"):
-                    came.append(item)
+                async for item in client.stream("a", b"x"):
+                    received.append(item)
 
         async with asyncio.timeout(10), asyncio.TaskGroup() as group:
             for work in (ask(), read()):
                 group.create_task(work)
-            await until(lambda: came == [b"one"])
+            await until(lambda: received == [b"one"])
             assert server.stdout.readline() == "heard\n"
             server.kill()
-        server.wait()  # a dying process closes one socket after another, and may still let one in
+        server.wait()  # a dying process closes its sockets one after another and may still accept a connection
         with pytest.raises(NotSent, match="connection refused"):
-            await asker.request("a", b"x")
+            await client.request("a", b"x")
 
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
         assert server.stdout.readline() == "serves\n"
-        asyncio.run(scene(server))
+        asyncio.run(scenario(server))
 
 
-def test_a_socket_that_a_killed_process_left_behind_is_no_obstacle(tmp_path: Path) -> None:
-    async def scene() -> None:
+def test_socket_file_of_killed_process_is_replaced(tmp_path: Path) -> None:
+    async def scenario() -> None:
         server = await asyncio.start_unix_server(lambda _, writer: writer.close(), str(tmp_path / "a"))
         server.close()
         assert (tmp_path / "a").is_socket()
-        asker = link_in(tmp_path)
+        client = link_in(tmp_path)
         with pytest.raises(NotSent):
-            await asker.request("a", b"x")
-        async with link_in(tmp_path).serve("a", Shop()):
+            await client.request("a", b"x")
+        async with link_in(tmp_path).serve("a", EchoService()):
             assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
-            assert await asker.request("a", b"x") == b"x"
+            assert await client.request("a", b"x") == b"x"
         assert not (tmp_path / "a").exists()
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_where_one_cannot_listen_is_told_with_a_cure(tmp_path: Path) -> None:
-    async def scene() -> None:
+def test_failure_to_listen_is_reported_with_fix(tmp_path: Path) -> None:
+    async def scenario() -> None:
         (tmp_path / "a").write_text("a file of somebody's")
         for place in (tmp_path, tmp_path / "no", tmp_path / ("x" * 120)):
             with pytest.raises(ListenFailed, match="use another address"):
-                async with link_in(place).serve("a", Shop()):
-                    pytest.fail("it serves")
+                async with link_in(place).serve("a", EchoService()):
+                    pytest.fail("it must not listen")
         assert (tmp_path / "a").read_text() == "a file of somebody's"
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_nothing_is_left_running_after_serving(tmp_path: Path) -> None:
-    async def scene() -> None:
-        shop, asker = Shop(), link_in(tmp_path)
-        async with link_in(tmp_path).serve("a", shop):
-            await asker.request("a", b"x")
-            await anext(asker.stream("a", b"1"))
-        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
-
-    asyncio.run(scene())
-
-
-def test_serving_may_itself_be_cancelled_and_leaves_nothing(tmp_path: Path) -> None:
-    async def serve(begun: asyncio.Event) -> None:
-        async with link_in(tmp_path).serve("a", Shop()):
-            begun.set()
-            await asyncio.Event().wait()
-
-    async def scene() -> None:
-        begun, asker = asyncio.Event(), link_in(tmp_path)
-        serving = asyncio.ensure_future(serve(begun))
-        await begun.wait()
-        under_way = asyncio.ensure_future(swallowed(asker.request("a", b"wait")))
-        await asyncio.sleep(0.05)
-        serving.cancel()
-        await asyncio.sleep(0.05)
-        serving.cancel()  # impatient: not even the second that requests under way are given
-        with pytest.raises(asyncio.CancelledError):
-            await serving
-        assert isinstance(await under_way, ReplyLost)
+def test_no_task_is_left_after_serving(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        service, client = EchoService(), link_in(tmp_path)
+        async with link_in(tmp_path).serve("a", service):
+            await client.request("a", b"x")
+            await anext(client.stream("a", b"1"))
         await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
         assert not (tmp_path / "a").exists()
 
-    async def swallowed(request: Coroutine[Any, Any, bytes]) -> bytes | Exception:
+    asyncio.run(scenario())
+
+
+def test_cancelled_serving_leaves_nothing(tmp_path: Path) -> None:
+    async def serve(started: asyncio.Event) -> None:
+        async with link_in(tmp_path).serve("a", EchoService()):
+            started.set()
+            await asyncio.Event().wait()
+
+    async def scenario() -> None:
+        started, client = asyncio.Event(), link_in(tmp_path)
+        serving = asyncio.ensure_future(serve(started))
+        await started.wait()
+        in_flight = asyncio.ensure_future(result_or_error(client.request("a", b"wait")))
+        await asyncio.sleep(0.05)
+        serving.cancel()
+        await asyncio.sleep(0.05)
+        serving.cancel()  # the second cancellation skips the grace period of requests in flight
+        with pytest.raises(asyncio.CancelledError):
+            await serving
+        assert isinstance(await in_flight, ReplyLost)
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+        assert not (tmp_path / "a").exists()
+
+    async def result_or_error(request: Coroutine[Any, Any, bytes]) -> bytes | Exception:
         try:
             return await request
         except ReplyLost as error:
             return error
 
-    asyncio.run(scene())
+    asyncio.run(scenario())

@@ -1,4 +1,4 @@
-"""Are both dialects of cgroups spoken, and is the right one chosen? On files: real ones are in tests/integration."""
+"""Cgroups v1 and v2: both formats and the choice between them, on plain files. Real ones are tested in tests/integration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HYBRID = """
 LIMITS = Limits(memory_bytes=1 << 30, cpu_milli=1500, pids=64)
 
 
-def written(place: Path) -> dict[str, str]:
+def file_contents(place: Path) -> dict[str, str]:
     return {file.name: file.read_text() for file in place.iterdir()}
 
 
@@ -41,7 +41,7 @@ def group(parent: Path, **files: str) -> str:
     return "g"
 
 
-def test_mounts_are_read_with_what_they_control() -> None:
+def test_mounts_are_parsed_with_controllers() -> None:
     assert parse_mounts(HYBRID) == [
         CgroupMount(1, Path("/sys/fs/cgroup/cpu,cpuacct"), ("cpu", "cpuacct")),
         CgroupMount(1, Path("/sys/fs/cgroup/freezer"), ()),
@@ -53,26 +53,24 @@ def test_mounts_are_read_with_what_they_control() -> None:
 @pytest.mark.parametrize(
     ("milli", "as_shares", "as_weight"), [(1, 2, 1), (1000, 1024, 39), (2000, 2048, 79), (10**6, 262_144, 10_000)]
 )
-def test_a_processor_is_1024_shares_and_the_scale_of_version_2_is_the_usual_one(
-    milli: int, as_shares: int, as_weight: int
-) -> None:
+def test_cpu_shares_and_weight_follow_usual_scale(milli: int, as_shares: int, as_weight: int) -> None:
     assert (cpu_shares(milli), cpu_weight(milli)) == (as_shares, as_weight)
 
 
 def test_limits_in_version_1(tmp_path: Path) -> None:
     for sort in ("memory", "cpu", "pids"):
         CgroupV1(tmp_path / sort, [sort]).limit(group(tmp_path / sort), LIMITS)
-    assert written(tmp_path / "memory" / "g") == {
+    assert file_contents(tmp_path / "memory" / "g") == {
         "memory.limit_in_bytes": "1073741824",
         "memory.memsw.limit_in_bytes": "1073741824",
     }
-    assert written(tmp_path / "cpu" / "g") == {"cpu.shares": "1536"}
-    assert written(tmp_path / "pids" / "g") == {"pids.max": "64"}
+    assert file_contents(tmp_path / "cpu" / "g") == {"cpu.shares": "1536"}
+    assert file_contents(tmp_path / "pids" / "g") == {"pids.max": "64"}
 
 
 def test_limits_in_version_2(tmp_path: Path) -> None:
     CgroupV2(tmp_path, ["memory", "cpu", "pids"]).limit(group(tmp_path), LIMITS)
-    assert written(tmp_path / "g") == {
+    assert file_contents(tmp_path / "g") == {
         "memory.max": "1073741824",
         "memory.swap.max": "0",
         "memory.oom.group": "1",
@@ -82,12 +80,12 @@ def test_limits_in_version_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dialect", [CgroupV1, CgroupV2])
-def test_no_limit_is_not_a_limit_of_nothing(tmp_path: Path, dialect: type[CgroupHierarchy]) -> None:
+def test_missing_limit_writes_nothing(tmp_path: Path, dialect: type[CgroupHierarchy]) -> None:
     dialect(tmp_path, ["memory", "cpu", "pids"]).limit(group(tmp_path), Limits())
-    assert written(tmp_path / "g") == {}
+    assert file_contents(tmp_path / "g") == {}
 
 
-def test_what_is_taken_in_version_1_without_what_can_be_given_back(tmp_path: Path) -> None:
+def test_usage_in_version_1_excludes_reclaimable_memory(tmp_path: Path) -> None:
     name = group(tmp_path / "memory", memory_DOT_usage_in_bytes="5000\n", memory_DOT_stat="cache 9\ntotal_inactive_file 1000\n")
     group(tmp_path / "cpuacct", cpuacct_DOT_usage="1234567890\n")
     group(tmp_path / "pids", pids_DOT_current="3\n")
@@ -95,7 +93,7 @@ def test_what_is_taken_in_version_1_without_what_can_be_given_back(tmp_path: Pat
     assert found.usage(name) == Usage(1234, 4000, 3)
 
 
-def test_what_is_taken_in_version_2(tmp_path: Path) -> None:
+def test_usage_in_version_2(tmp_path: Path) -> None:
     name = group(
         tmp_path,
         memory_DOT_current="5000\n",
@@ -108,7 +106,7 @@ def test_what_is_taken_in_version_2(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "oom"), [("0", False), ("2", True)])
-def test_the_evidence_of_an_end_for_memory(tmp_path: Path, count: str, oom: bool) -> None:
+def test_oom_kill_is_recognised_in_every_format(tmp_path: Path, count: str, oom: bool) -> None:
     group(tmp_path / "new", memory_DOT_events=f"low 0\nmax 17\noom 1\noom_kill {count}\n")
     group(
         tmp_path / "old", memory_DOT_oom_control=f"oom_kill_disable 0\nunder_oom 0\noom_kill {count}\n", memory_DOT_failcnt="9"
@@ -122,7 +120,7 @@ def test_the_evidence_of_an_end_for_memory(tmp_path: Path, count: str, oom: bool
     assert [Cgroups([each]).had_oom_kill("g") for each in one] == [oom] * 3
 
 
-def test_the_version_is_named_by_what_limits_and_not_by_what_only_kills(tmp_path: Path) -> None:
+def test_reported_version_is_that_of_limiting_hierarchy(tmp_path: Path) -> None:
     kills = CgroupV2(tmp_path / "unified", [], supports_kill=True)
     assert Cgroups([]).name == "none"
     assert Cgroups([kills]).name == "v2"
@@ -131,14 +129,14 @@ def test_the_version_is_named_by_what_limits_and_not_by_what_only_kills(tmp_path
     assert Cgroups([CgroupV2(tmp_path, ["memory"], supports_kill=True)]).name == "v2"
 
 
-def test_where_nothing_is_mounted_there_are_none_and_the_reason_is_told() -> None:
+def test_without_mounts_there_are_no_cgroups_and_reason() -> None:
     found = find_cgroups(mounts="")
     assert (found.name, found.controllers) == ("none", ())
     assert found.reason == "no limit on cpu, memory, pids: no cgroups are mounted"
     assert (found.names(), found.members("x"), found.is_current(GroupId("x", 1))) == ((), [], False)
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_cgroup_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "parent").write_text("a file")
     found = find_cgroups("parent", mounts=f"1 2 3 / {tmp_path} rw - cgroup cgroup rw,memory,pids,cpu,cpuacct")
     assert found.name == "none"
@@ -146,14 +144,14 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mark"), [("a.b#12", GroupId("a.b", 12)), ("a", None), ("#1", None), ("a#", None), ("a#x", None)]
+    ("text", "group_id"), [("a.b#12", GroupId("a.b", 12)), ("a", None), ("#1", None), ("a#", None), ("a#x", None)]
 )
-def test_what_was_written_down_is_read_again_or_is_nothing(text: str, mark: GroupId | None) -> None:
-    assert parse_group_id(text) == mark
-    assert mark is None or str(mark) == text
+def test_group_id_round_trip_or_none(text: str, group_id: GroupId | None) -> None:
+    assert parse_group_id(text) == group_id
+    assert group_id is None or str(group_id) == text
 
 
-def test_whoever_is_not_root_is_told_that_it_cannot_run_as_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_as_other_user_without_root_is_refused_with_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: 1)
     with pytest.raises(NotStarted) as caught:
         spawn.spawn(ProcessSpec(("/bin/true",), user="nobody"))

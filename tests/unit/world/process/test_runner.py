@@ -1,4 +1,4 @@
-"""Does work run as it was ordered, in a group that ends as a whole? And does it really outlive the process that started it?"""
+"""Process runner: processes start as specified, in a group that ends as a whole, and outlive the process that started them."""
 
 from __future__ import annotations
 
@@ -31,53 +31,53 @@ def runner() -> ProcessRunner:
 
 async def text(path: Path) -> str:
     async with asyncio.timeout(10):
-        while not (path.exists() and path.read_text().endswith("\n")):  # noqa: ASYNC110, ASYNC240 - the work says nothing
+        while not (path.exists() and path.read_text().endswith("\n")):  # noqa: ASYNC110, ASYNC240 - no event to wait for
             await asyncio.sleep(0.01)
     return path.read_text()  # noqa: ASYNC240
 
 
-def listed(pid: int) -> bool:
+def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def gone(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
 
 
-TELLER = """
+REPORTER = """
 import json, os, sys
 from pathlib import Path
 print(json.dumps([os.getcwd(), Path("/proc/self/environ").read_text(), sys.argv[1:]]), file=open("told", "w"))
 """
 
 
-def test_it_gets_its_arguments_its_directory_and_no_environment_but_its_own(tmp_path: Path) -> None:
-    async def scene() -> None:
+def test_process_gets_arguments_directory_and_only_its_environment(tmp_path: Path) -> None:
+    async def scenario() -> None:
         one, arguments = runner(), ["a b; $(c)", "", "*"]
-        running = await one.start(ProcessSpec((sys.executable, "-c", TELLER, *arguments), {"B": "2"}, tmp_path))
+        running = await one.start(ProcessSpec((sys.executable, "-c", REPORTER, *arguments), {"B": "2"}, tmp_path))
         assert await one.wait(running) == ExitStatus(code=0)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
     assert json.loads((tmp_path / "told").read_text()) == [str(tmp_path), "B=2\0", ["a b; $(c)", "", "*"]]
 
 
-def test_its_streams_go_nowhere(tmp_path: Path) -> None:
-    async def scene() -> None:
+def test_process_streams_are_dev_null(tmp_path: Path) -> None:
+    async def scenario() -> None:
         one = runner()
         script = f"cat > {tmp_path}/in; told=$(readlink /proc/$$/fd/1 /proc/$$/fd/2); echo $told > {tmp_path}/out"
         assert await one.wait(await one.start(shell(script))) == ExitStatus(code=0)
         assert (tmp_path / "in").read_bytes() == b""
         assert (tmp_path / "out").read_text().split() == ["/dev/null", "/dev/null"]
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("leader", ["wait", "exit 0"])
-def test_stopping_ends_the_whole_group_also_what_outlives_its_leader(tmp_path: Path, leader: str) -> None:
-    async def scene() -> None:
+def test_stop_ends_whole_group_even_after_leader_exited(tmp_path: Path, leader: str) -> None:
+    async def scenario() -> None:
         one = runner()
         script = f"(trap '' TERM; while :; do sleep 0.05; done) & echo $! > {tmp_path}/child; {leader}"
         running = await one.start(shell(script))
@@ -87,46 +87,46 @@ def test_stopping_ends_the_whole_group_also_what_outlives_its_leader(tmp_path: P
             assert await one.wait(running) == ExitStatus(code=0)
             assert not one.is_alive(running)
         assert os.getpgid(child) == running.pid == os.getsid(child)
-        assert not gone(child)
+        assert not has_exited(child)
         await one.stop(running, grace_ms=200)
-        assert gone(child)
+        assert has_exited(child)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_the_number_of_a_dead_leader_is_kept_while_its_group_has_members_and_let_go_after(tmp_path: Path) -> None:
-    """Else the number could pass to a stranger, whose group would then be ended."""
+def test_pid_of_dead_leader_is_kept_until_group_is_empty(tmp_path: Path) -> None:
+    """Otherwise the pid could be reused by an unrelated process, whose group would then be killed."""
 
-    async def scene() -> None:
+    async def scenario() -> None:
         one = runner()
         running = await one.start(shell("sleep 600 & exit 0"))
         assert await one.wait(running) == ExitStatus(code=0)
-        assert listed(running.pid)
+        assert exists(running.pid)
         await one.stop(running, grace_ms=10_000)
-        assert not listed(running.pid)
+        assert not exists(running.pid)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_what_nobody_waited_for_is_reaped_by_the_next_start() -> None:
-    async def scene() -> None:
+def test_unwaited_process_is_reaped_by_next_start() -> None:
+    async def scenario() -> None:
         one = runner()
         first = await one.start(shell("exit 3"))
         async with asyncio.timeout(10):
             while one.is_alive(first):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        assert listed(first.pid)
+        assert exists(first.pid)
         second = await one.start(shell("exit 0"))
-        assert not listed(first.pid)
+        assert not exists(first.pid)
         assert [await one.wait(first), await one.wait(second)] == [ExitStatus(code=3), ExitStatus(code=0)]
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_the_memory_of_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_exit_statuses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EXIT_STATUSES_MAX", 2)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         one = runner()
         started = []
         for code in range(4):
@@ -139,18 +139,18 @@ def test_the_memory_of_ends_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
             ExitStatus(code=3),
         ]
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_one_that_is_killed_from_outside_tells_the_signal() -> None:
-    async def scene() -> None:
+def test_process_killed_from_outside_reports_signal() -> None:
+    async def scenario() -> None:
         one = runner()
         running = await one.start(shell("sleep 600"))
         os.kill(running.pid, signal.SIGABRT)
         assert await one.wait(running) == ExitStatus(signal=signal.SIGABRT)
-        await one.stop(running, grace_ms=0)  # what it had begun
+        await one.stop(running, grace_ms=0)  # its child processes
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
 STARTER = """
@@ -170,8 +170,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("end", ["return", "hang"])
-def test_work_outlives_a_starter_that_ends_or_is_killed_and_is_stopped_by_another(end: str) -> None:
-    """The second one has only what was written down."""
+def test_process_outlives_its_starter_and_is_stopped_by_another(end: str) -> None:
+    """The second runner has only the recorded handle."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with subprocess.Popen([sys.executable, "-c", STARTER, end], stdout=subprocess.PIPE, text=True, env=environment) as starter:
         assert starter.stdout is not None
@@ -181,7 +181,7 @@ def test_work_outlives_a_starter_that_ends_or_is_killed_and_is_stopped_by_anothe
         starter.wait()
     running = ProcessHandle(int(pid), began)
 
-    async def scene() -> None:
+    async def scenario() -> None:
         one = runner()
         await asyncio.sleep(0.2)
         assert one.is_alive(running)
@@ -191,15 +191,15 @@ def test_work_outlives_a_starter_that_ends_or_is_killed_and_is_stopped_by_anothe
             assert not wait.done()
             began_s = time.monotonic()
             await one.stop(running, grace_ms=9_000)
-            assert time.monotonic() - began_s > 0.15, "it did not wait for the end"
+            assert time.monotonic() - began_s > 0.15, "stop must wait for the end"
         assert wait.result() == ExitStatus()
         assert not one.is_alive(running)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_another_boot_or_another_start_time_is_another_process() -> None:
-    async def scene() -> None:
+def test_other_boot_or_start_time_is_another_process() -> None:
+    async def scenario() -> None:
         one = runner()
         running = await one.start(shell("sleep 600"))
         boot, _, ticks = running.start_time.rpartition("/")
@@ -212,15 +212,15 @@ def test_another_boot_or_another_start_time_is_another_process() -> None:
         assert one.is_alive(running)
         await one.stop(running, grace_ms=0)
 
-    asyncio.run(scene())
+    asyncio.run(scenario())
 
 
-def test_what_cannot_be_started_is_told_with_its_cause_and_cure(tmp_path: Path) -> None:
+def test_start_failure_reports_cause_and_fix(tmp_path: Path) -> None:
     plain, garbled = tmp_path / "plain", tmp_path / "garbled"
     plain.write_text("#!/bin/sh\n")
     garbled.write_bytes(b"\x00\x01\x02")
     garbled.chmod(0o755)
-    told = [
+    failures = [
         (ProcessSpec(("no-such-program",), ENV), "no-such-program cannot be run", "install it"),
         (ProcessSpec((str(plain),)), "permission denied", "make it executable"),
         (ProcessSpec((str(garbled),)), "exec format error", "built for this machine"),
@@ -229,12 +229,12 @@ def test_what_cannot_be_started_is_told_with_its_cause_and_cure(tmp_path: Path) 
         (ProcessSpec(("/bin/sh", "x" * (1 << 22))), "argument list too long", "shorter"),
     ]
 
-    async def scene() -> None:
+    async def scenario() -> None:
         one = runner()
-        for order, cause, cure in told:
+        for order, cause, cure in failures:
             with pytest.raises(NotStarted) as caught:
                 await one.start(order)
             assert cause in caught.value.cause
             assert cure in caught.value.cure
 
-    asyncio.run(scene())
+    asyncio.run(scenario())

@@ -116,7 +116,7 @@ def group_of(replica: Json) -> tuple[str, str]:
 
 
 def owner_of(replica: Json) -> str:
-    """Return the key of its workload."""
+    """Return the key of a replica's workload."""
     return f"workload/{replica['metadata']['tenant']}/{replica['spec']['workload']}"
 
 

@@ -1,4 +1,4 @@
-"""Are the sums that are kept commit by commit those of the rows? Over random histories, lawful or not."""
+"""Ledger sums maintained per commit equal sums recomputed from the rows, over random histories, lawful or not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.reference.ledger_sums import SumMismatch
 from remit.simulate.checkers.reference.lifecycle import lost_after_ms
 from remit.simulate.checkers.reference.rows import amount, milliseconds, quantity
-from tests.unit.simulate.checkers.history_builder import Pen, generation_key, node, replica, tenant
+from tests.unit.simulate.checkers.history_builder import HistoryBuilder, generation_key, node, replica, tenant
 
 PHASES = ("pending", "reserved", "bound", "running", "draining", "unknown", "failed", "released", "gone")
 CHANGE = st.tuples(st.integers(0, 5), st.sampled_from(PHASES), st.integers(0, 2), st.integers(1, 2), st.integers(0, 5))
@@ -51,43 +51,43 @@ def other_row(which: str, seed: int) -> dict[str, Any]:
 
 
 @given(st.lists(st.tuples(st.lists(CHANGE, max_size=3), OTHER, st.integers(0, 5)), max_size=20))
-def test_sums_kept_are_sums_counted_from_scratch(history: list[tuple[list[Any], str, int]]) -> None:
-    pen = Pen().furnish()
-    pen.declare("w", 2, template={"command": ["x"], "resources": {"cpu": "250m"}})
-    kept = pen.world.judge.history("r1")
-    for changes, which, seed in history:
+def test_incremental_sums_equal_recomputed_sums(steps: list[tuple[list[Any], str, int]]) -> None:
+    h = HistoryBuilder().prepare()
+    h.declare("w", 2, template={"command": ["x"], "resources": {"cpu": "250m"}})
+    tracked = h.world.judge.history("r1")
+    for changes, which, seed in steps:
         rows = {f"replica/t1/w-{change[0]}": row_of(*change) for change in changes}
-        pen.commit({**{k: r for k, r in rows.items() if r or k in pen.rows}, **other_row(which, seed)}, [])
-        kept.sums.compare(kept.rows)
-        active = [r for k, r in pen.rows.items() if k.startswith("replica/") and r["status"]["phase"] != "released"]
-        assert kept.active.get(("t1", "w"), 0) == len(active)
+        h.commit({**{k: r for k, r in rows.items() if r or k in h.rows}, **other_row(which, seed)}, [])
+        tracked.sums.compare(tracked.rows)
+        active = [r for k, r in h.rows.items() if k.startswith("replica/") and r["status"]["phase"] != "released"]
+        assert tracked.active.get(("t1", "w"), 0) == len(active)
 
 
-def test_a_checker_that_miscounts_says_so_loudly() -> None:
-    pen = Pen().furnish()
-    (a,) = pen.spawn(0)
-    pen.bind(a)
-    pen.world.judge.history("r1").sums.nodes["n1", "cpu"] += 1
+def test_miscounted_sum_raises_mismatch() -> None:
+    h = HistoryBuilder().prepare()
+    (a,) = h.spawn(0)
+    h.bind(a)
+    h.world.judge.history("r1").sums.nodes["n1", "cpu"] += 1
     with pytest.raises(SumMismatch, match="nodes"):
-        pen.world.judge.conclude()
+        h.world.judge.conclude()
 
 
-def test_it_recounts_now_and_then_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_are_recomputed_periodically(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remit.simulate.checkers.judge.RECOUNT_EVERY", 5)
-    pen = Pen().furnish()
-    pen.world.judge.history("r1").sums.used["tenant/t1", "cpu"] = 1
+    h = HistoryBuilder().prepare()
+    h.world.judge.history("r1").sums.used["tenant/t1", "cpu"] = 1
     with pytest.raises(SumMismatch, match="used"):
         for _ in range(5):
-            pen.commit({}, [])
+            h.commit({}, [])
 
 
-def test_a_judge_that_was_told_nothing_finds_nothing_and_says_what_it_does_not_know() -> None:
+def test_judge_without_events_reports_nothing_but_undecided_liveness() -> None:
     judge = Judge(lambda: 0)
     judge.conclude()
     assert judge.violations == [] and judge.undecided == ["liveness: the run ended before its faults did"]
 
 
-def test_amounts_and_times_are_exact() -> None:
+def test_quantities_and_durations_parse_exactly() -> None:
     assert quantity("cpu", "500m") == 500 and quantity("cpu", 1.5) == 1500 and quantity("share", "1e-1") == 100
     assert quantity("memory", "8Gi") == 8 << 30 and quantity("memory", "7Ei") == 7 << 60
     assert amount({"cpu": "2", "devices": {"gpu": 1}}) == {"cpu": 2000, "devices/gpu": 1000} and amount(None) == {}
