@@ -45,7 +45,9 @@ def decoded_check(type_: inspect.Type) -> DecodedCheck | None:
 
 
 def _annotated_check(type_: inspect.Metadata, extra: dict[str, Any]) -> DecodedCheck | None:
-    if "quantity" in extra or (isinstance(type_.type, inspect.CustomType) and type_.type.cls is Amount):
+    if "quantity" in extra:
+        return _quantity_check(type_)
+    if isinstance(type_.type, inspect.CustomType) and type_.type.cls is Amount:
         return _complete_check(type_)
     check_inner = decoded_check(type_.type)
     return _constraint_check(extra["limits"], check_inner) if "limits" in extra else check_inner
@@ -53,6 +55,19 @@ def _annotated_check(type_: inspect.Metadata, extra: dict[str, Any]) -> DecodedC
 
 def _complete_check(type_: inspect.Type) -> DecodedCheck:
     def check(checker: TypeChecker, node: DocumentNode, path: Path) -> None:
+        checker.check(node, type_, path)
+
+    return check
+
+
+class LeftToReader(ValueError):
+    """The reader builds another value from this form than the decoder."""
+
+
+def _quantity_check(type_: inspect.Type) -> DecodedCheck:
+    def check(checker: TypeChecker, node: DocumentNode, path: Path) -> None:
+        if node.type != "string":  # the reader keeps the text of a number
+            raise LeftToReader(path)
         checker.check(node, type_, path)
 
     return check

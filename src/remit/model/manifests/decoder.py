@@ -1,8 +1,9 @@
 """Decodes a JSON manifest in one pass and checks it, without positions.
 
 `decode_manifest` either returns the object that the manifest reader (reader.py) would build, or None. It returns None for
-everything that is invalid, and for a few valid forms that are rare: numbers with a fraction, some escapes, a missing spec. The
-caller then lets the reader read the manifest, which reports each problem with its position, or builds the object.
+everything that is invalid, and for a few valid forms that are rare: numbers with a fraction, shares and sizes that are numbers,
+some escapes, a missing spec. The caller then lets the reader read the manifest, which reports each problem with its position,
+or builds the object.
 
 - Types, unknown fields, patterns, lengths and bounds are enforced by the decoder, because the types declare them.
 - decoded_checks.py and field_rules.py check the rest, with the code that the reader uses.

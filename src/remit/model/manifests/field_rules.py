@@ -406,7 +406,8 @@ class FieldRules:
 
     def _mounts(self, template: DocumentNode, path: Path) -> None:
         """Reports absolute mount paths without a rootfs: files below the node's own root would be visible to all replicas."""
-        if template.get("rootfs") is not None:
+        root = template.get("rootfs")
+        if root is not None and root.type != "null":
             return
         for mounts in ("secrets", "configs"):
             for index, mount in enumerate(_items(template.get(mounts))):

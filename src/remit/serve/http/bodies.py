@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Raw
 
 from remit.model.claims import Code
+from remit.model.kinds import Workload
 from remit.model.manifests.decoder import decode_manifest, has_unique_keys
 from remit.model.manifests.documents import DEPTH_MAX, JSON_BYTES_MAX
 from remit.model.manifests.reader import read
@@ -179,8 +180,11 @@ def validate_manifest(body: bytes) -> AnyObject:
 
 
 def _decode_manifest(body: bytes) -> AnyObject | None:
+    """Decode and check a manifest; None if the reader must read it. Other kinds than workloads are rare, and the authority
+    validates them again: writing out a default can matter to a policy rule, and an object does not keep that.
+    """
     obj = decode_manifest(body)
-    if obj is not None and len(body) <= INLINE_BYTES_MAX:
+    if isinstance(obj, Workload) and len(body) <= INLINE_BYTES_MAX:
         mark_validated(obj)
     return obj
 
