@@ -66,7 +66,7 @@ def _is_valid_workload(workload: Workload) -> bool:
 
 
 _validated: Final[dict[int, objects.AnyObject]] = {}
-VALIDATED_MAX: Final = 4_096
+VALIDATED_MAX: Final = 2_048
 
 
 def mark_validated(obj: objects.AnyObject) -> None:
