@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from typing import Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from remit.model.problems import Path, Problems, quoted
 
@@ -101,6 +101,29 @@ class DocumentRejected(Exception):
 
 class FileLimitExceeded(DocumentRejected):
     """No further document of the file can be read: a limit of the whole file is reached. The problem has been reported."""
+
+
+NO_POSITION: Position = (1, 1)
+_SCALAR_TYPES: dict[type, ValueType] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
+
+
+def to_document(value: Any) -> DocumentNode:
+    """Returns plain values as a document without positions. The types of manifests bound the recursion."""
+    scalar_type = _SCALAR_TYPES.get(type(value))
+    if scalar_type is not None:
+        return DocumentNode(scalar_type, NO_POSITION, value, str(value))
+    if isinstance(value, dict):
+        node = DocumentNode("mapping", NO_POSITION)
+        fields = node.fields
+        for key, part in value.items():
+            below = to_document(part)
+            fields[key] = MappingEntry(NO_POSITION, below)
+            node.size += below.size
+        return node
+    node = DocumentNode("list", NO_POSITION)
+    node.items = [to_document(part) for part in value]
+    node.size += sum([below.size for below in node.items])
+    return node
 
 
 class DocumentBuilder:
@@ -254,6 +277,14 @@ def _read_json(text: str, name: str, is_json: bool, problems: Problems) -> list[
 
 
 _UNSAFE = re.compile(r"[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
+
+
+_SAFE_ASCII: Final = bytes(code for code in range(128) if not _UNSAFE.match(chr(code)))
+
+
+def contains_control_character(data: bytes) -> bool:
+    """Whether UTF-8 text contains a character that no manifest may contain as it is. Raises UnicodeDecodeError."""
+    return bool(data.translate(None, _SAFE_ASCII)) and _UNSAFE.search(data.decode()) is not None
 
 
 def _decode_text(data: bytes, problems: Problems) -> str | None:

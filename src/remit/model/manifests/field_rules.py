@@ -105,6 +105,14 @@ def _path_conflicts(template: DocumentNode, path: Path) -> Iterator[ConstraintVi
 
 
 _JOB_ONLY = ("completions", "retries", "timeout", "deadline", "schedule", "keep")
+_UNSUPPORTED_FIELDS = {"job": ("rollout",), "service": _JOB_ONLY, "daemon": (*_JOB_ONLY, "gang", "replicas")}
+_UNSUPPORTED_REASONS = {
+    "replicas": "a daemon runs one replica on each matching node",
+    "gang": "a daemon's replicas start node by node, not together",
+    "rollout": "a job's replicas end by themselves and have no rollout",
+}
+_COUNT_FIELDS = ("gang", "disruption", "rollout")
+_SOFTWARE_FIELDS = ("rootfs", "volumes", "artifacts")
 _PORT = re.compile(r"(?<!\$)\$\(PORT_([^)$]{0,63})\)")
 _FENCE = NonZeroDuration(
     "a replacement waits this long for the old attempt to end: with 0s both could run at once",
@@ -151,17 +159,9 @@ class FieldRules:
 
     def check(self) -> None:
         self._metadata()
-        by_kind: dict[str, Callable[[], None]] = {
-            "Node": self._taints,
-            "NodePool": self._node_pool,
-            "Policy": self._policy,
-            "Workload": self._workload,
-            "Allotment": self._allotment,
-            "Override": self._override,
-            "Token": self._token,
-        }
-        if self._kind in by_kind:
-            by_kind[self._kind]()
+        rule = _RULES_BY_KIND.get(self._kind)
+        if rule is not None:
+            rule(self)
 
     # ------------------------------------------------------------------------------------------------------- every kind
 
@@ -276,36 +276,31 @@ class FieldRules:
     # -------------------------------------------------------------------------------------------------------------- work
 
     def _workload(self) -> None:
-        self._fields_of_type()
-        self._counts()
-        self._placement()
-        self._template()
+        spec = self._document.get("spec")
+        if spec is None:
+            return
+        self._fields_of_type(spec)
+        present = spec.fields.keys()
+        if not present.isdisjoint(_COUNT_FIELDS):
+            self._counts()
+        if "placement" in present:
+            self._placement()
+        template = spec.get("template")
+        if template is not None:
+            self._template(template)
         replace = self._text("spec", "replace")
         if replace == "fenced" or (not replace and self._text("spec", "type") == "job"):
             self._check_constraint(_FENCE, ("spec", "fence"))
 
-    def _fields_of_type(self) -> None:
+    def _fields_of_type(self, spec: DocumentNode) -> None:
         """Reports fields that have no effect on this type of workload: their author would expect something that does not
         happen.
         """
-        type_ = self._text("spec", "type")
-        spec = self._document.get("spec")
-        if spec is None or type_ not in ("job", "service", "daemon"):
-            return
-        unsupported: dict[str, tuple[str, ...]] = {
-            "job": ("rollout",),
-            "service": _JOB_ONLY,
-            "daemon": (*_JOB_ONLY, "gang", "replicas"),
-        }
-        reasons = {
-            "replicas": "a daemon runs one replica on each matching node",
-            "gang": "a daemon's replicas start node by node, not together",
-            "rollout": "a job's replicas end by themselves and have no rollout",
-        }
-        for name in unsupported[type_]:
+        type_ = text_of(spec.get("type")) or ""
+        for name in _UNSUPPORTED_FIELDS.get(type_, ()):
             if name in spec.fields:
-                message = reasons.get(name, f"only a job has {name}, and this is a {type_}")
-                cure = "remove it" if name in reasons else "remove it, or write type: job"
+                message = _UNSUPPORTED_REASONS.get(name, f"only a job has {name}, and this is a {type_}")
+                cure = "remove it" if name in _UNSUPPORTED_REASONS else "remove it, or write type: job"
                 self._problems.add(spec.fields[name].position, ("spec", name), message, cure)
 
     def _counts(self) -> None:
@@ -386,42 +381,46 @@ class FieldRules:
 
     # ---------------------------------------------------------------------------------------------------------- templates
 
-    def _template(self) -> None:
-        template: Path = ("spec", "template")
-        self._ports(template)
+    def _template(self, template: DocumentNode) -> None:
+        path: Path = ("spec", "template")
+        self._ports(template, path)
+        present = template.fields.keys()
+        if "devices" in present:
+            self._devices((*path, "devices"))
+        if "probes" in present:
+            for probe in ("start", "ready", "live"):
+                self._probe((*path, "probes", probe))
+        if not present.isdisjoint(_SOFTWARE_FIELDS):
+            for violation in software_violations(template, path):
+                self._problems.add(*violation)
+        self._mounts(template, path)
+
+    def _devices(self, path: Path) -> None:
         whole_kinds: set[str | None] = set()
         shared_kinds: set[str | None] = set()
-        for index, request in enumerate(self._items(*template, "devices")):
-            self._device_request(request, (*template, "devices", index))
+        for index, request in enumerate(self._items(*path)):
+            self._device_request(request, (*path, index))
             (shared_kinds if request.get("share") else whole_kinds).add(text_of(request.get("kind")))
         for kind in sorted(name for name in whole_kinds & shared_kinds if name):
-            message = f"a share and whole devices of {quoted(kind)} in one replica"
-            self._add_at((*template, "devices"), message, "request one or the other")
-        for probe in ("start", "ready", "live"):
-            self._probe((*template, "probes", probe))
-        for violation in software_violations(self._document.at(*template), template):
-            self._problems.add(*violation)
-        self._mounts(template)
+            self._add_at(path, f"a share and whole devices of {quoted(kind)} in one replica", "request one or the other")
 
-    def _mounts(self, template: Path) -> None:
+    def _mounts(self, template: DocumentNode, path: Path) -> None:
         """Reports absolute mount paths without a rootfs: files below the node's own root would be visible to all replicas."""
-        if self._document.at(*template, "rootfs") is not None:
+        root = template.get("rootfs")
+        if root is not None and root.type != "null":
             return
         for mounts in ("secrets", "configs"):
-            for index, mount in enumerate(self._items(*template, mounts)):
-                path = text_of(mount.get("path"))
-                if path is not None and path.startswith("/") and path.strip("/."):
-                    cure = f"write {path.strip('/')}, which is below the replica's directory, or add a rootfs"
-                    self._add_at(
-                        (*template, mounts, index, "path"),
-                        f"without a rootfs, {quoted(path)} would be a path of the node",
-                        cure,
-                    )
+            for index, mount in enumerate(_items(template.get(mounts))):
+                target = text_of(mount.get("path"))
+                if target is not None and target.startswith("/") and target.strip("/."):
+                    cure = f"write {target.strip('/')}, which is below the replica's directory, or add a rootfs"
+                    message = f"without a rootfs, {quoted(target)} would be a path of the node"
+                    self._add_at((*path, mounts, index, "path"), message, cure)
 
-    def _ports(self, template: Path) -> None:
+    def _ports(self, template: DocumentNode, path: Path) -> None:
         numbers: dict[int, int] = {}
         names = []
-        for index, port in enumerate(self._items(*template, "ports")):
+        for index, port in enumerate(_items(template.get("ports"))):
             names.append(text_of(port.get("name")) or "")
             number = port.get("port")
             if (
@@ -430,21 +429,16 @@ class FieldRules:
                 and number.scalar
                 and numbers.setdefault(number.scalar, index) != index
             ):
-                self._add_at((*template, "ports", index, "port"), f"port {number.scalar} is used twice", "keep one of the two")
+                self._add_at((*path, "ports", index, "port"), f"port {number.scalar} is used twice", "keep one of the two")
         known = frozenset(names)
-        texts: list[tuple[Path, DocumentNode]] = []
-        for index, node in enumerate(self._items(*template, "command")):
-            texts.append(((*template, "command", index), node))
-        env = self._document.at(*template, "env")
-        for name, entry in env.fields.items() if env is not None else ():
-            texts.append(((*template, "env", name), entry.value))
-        for path, node in texts:
+        for text_path, node in _texts_with_variables(template, path):
             text = text_of(node) or ""
             for name in _PORT.findall(text) if len(text) <= _TEXT_MAX else ():
-                if name not in known:
-                    close = self._problems.suggest(name, names)
-                    cure = did_you_mean(f"$(PORT_{close})" if close else "") or f"add {{name: {name[:63]}}} to ports"
-                    self._add(node, path, f"$(PORT_{quoted(name)[1:-1]}) refers to no port of this template", cure)
+                if name in known:
+                    continue
+                close = self._problems.suggest(name, names)
+                cure = did_you_mean(f"$(PORT_{close})" if close else "") or f"add {{name: {name[:63]}}} to ports"
+                self._add(node, text_path, f"$(PORT_{quoted(name)[1:-1]}) refers to no port of this template", cure)
 
     def _device_request(self, request: DocumentNode, path: Path) -> None:
         if request.type != "mapping":
@@ -511,6 +505,17 @@ class FieldRules:
         self._problems.add(node.position, path, message, cure)
 
 
+_RULES_BY_KIND: dict[str, Callable[[FieldRules], None]] = {
+    "Node": FieldRules._taints,
+    "NodePool": FieldRules._node_pool,
+    "Policy": FieldRules._policy,
+    "Workload": FieldRules._workload,
+    "Allotment": FieldRules._allotment,
+    "Override": FieldRules._override,
+    "Token": FieldRules._token,
+}
+
+
 def _is_valid_instant(text: str) -> bool:
     try:
         datetime.fromisoformat(text)
@@ -522,6 +527,15 @@ def _is_valid_instant(text: str) -> bool:
 def _has_wrong_type(node: DocumentNode | None) -> bool:
     """The field is present with the wrong type, which the type check has reported. So it is not missing."""
     return node is not None and node.type != "list"
+
+
+def _texts_with_variables(template: DocumentNode, path: Path) -> Iterator[tuple[Path, DocumentNode]]:
+    """The texts in which `$(PORT_name)` is replaced, with their paths."""
+    for index, node in enumerate(_items(template.get("command"))):
+        yield (*path, "command", index), node
+    env = template.get("env")
+    for name, entry in env.fields.items() if env is not None else ():
+        yield (*path, "env", name), entry.value
 
 
 def _items(node: DocumentNode | None) -> list[DocumentNode]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import inspect
@@ -78,7 +79,7 @@ class TypeChecker:
 
     def _constrained(self, node: DocumentNode, type_: inspect.Metadata, extra: dict[str, Any], path: Path) -> Any:
         """Checks the constraints of a field (constraints.py) before its type, and reports both."""
-        if self._add_violations(node, extra.get("limits", ()), path) and node.type == "list" and not node.items:
+        if self.check_constraints(node, extra.get("limits", ()), path) and node.type == "list" and not node.items:
             return []  # the violation is a better message than the number of items
         if "quantity" in extra:
             return self._quantity(node, str(extra["quantity"]), path)
@@ -86,7 +87,8 @@ class TypeChecker:
             return self._amount(node, path, devices=bool(extra.get("devices")))
         return self.check(node, type_.type, path)
 
-    def _add_violations(self, node: DocumentNode, constraints: tuple[FieldConstraint, ...], path: Path) -> bool:
+    def check_constraints(self, node: DocumentNode, constraints: Sequence[FieldConstraint], path: Path) -> bool:
+        """Reports the violations of field constraints. Returns whether there are any."""
         violated = False
         for constraint in constraints:
             for violation in () if self._system and constraint.users_only else constraint.violations(node, path):

@@ -1,102 +1,33 @@
-"""Validates a document or an object; remembers specs already found valid.
+"""Validates a document or an object.
 
 The manifest reader validates a document with the position of each value. The authority validates an object, which is first
 written out as a document without positions. Both run the same code, so they reject the same things with the same messages.
-
-Many workloads have the same spec under different names. No rule of a workload looks at metadata and spec together
-(field_rules.py), so a spec that was found valid is valid under any name, if it is byte for byte the same. This cache only
-answers "known to be valid"; everything unusual goes through the full validation. No I/O.
+An object that was just decoded from a valid manifest in this process is not validated again. No I/O.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
 from enum import Enum
 from functools import cache
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, cast
 
 import msgspec
-from msgspec import inspect
+from msgspec import Raw, inspect
 
 from remit.model import objects
 from remit.model.kinds import Secret, Workload, WorkloadSpec
-from remit.model.manifests.documents import JSON_BYTES_MAX, JSON_NODES_MAX, DocumentNode, Position, ValueType
+from remit.model.manifests.decoder import decode_manifest, valid_specs
+from remit.model.manifests.documents import JSON_BYTES_MAX, JSON_NODES_MAX, NO_POSITION, DocumentNode, to_document
 from remit.model.manifests.field_rules import FieldRules
 from remit.model.manifests.suggestions import FieldIndex
 from remit.model.manifests.type_checks import TypeChecker
-from remit.model.metadata import API_VERSION, DNS_LABEL, END, LABEL_VALUE, Metadata
 from remit.model.objects import encode_spec
 from remit.model.problems import Problem, Problems
 from remit.model.resources import Amount, Duration
 from remit.model.secrets import sealing_overhead_bytes
 
-V = TypeVar("V")
-
-VALID_SPECS_MAX: Final = 4_096
-SPEC_BYTES_MAX: Final = 8 << 10
-"""Larger specs are not cached. This is far below the limit of a manifest."""
-LABELS_MAX: Final = 16
-
-_is_label: Final = re.compile(DNS_LABEL).search
-_is_plain_key: Final = re.compile(r"^[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?" + END).search
-"""Matches a key without a prefix. Whether a prefix is reserved is left to the full validation."""
-_is_label_value: Final = re.compile(LABEL_VALUE).search
-
-
-class SpecCache(Generic[V]):
-    """Values by encoded spec. The cache is emptied when it is full."""
-
-    def __init__(self) -> None:
-        self._values: dict[bytes, V] = {}
-        self.get = self._values.get
-
-    def put(self, spec: bytes, value: V) -> None:
-        if len(spec) <= SPEC_BYTES_MAX:
-            if len(self._values) >= VALID_SPECS_MAX:
-                self._values.clear()
-            self._values[spec] = value
-
-
-_valid_specs: Final[SpecCache[bool]] = SpecCache()
-
-
-def has_plain_metadata(name: str, tenant: str, labels: Mapping[str, str]) -> bool:
-    """Whether metadata with only these fields would be found valid."""
-    if _is_label(name) is None or _is_label(tenant) is None or len(labels) > LABELS_MAX:
-        return False
-    for key, value in labels.items():  # noqa: SIM110 (a generator expression would be slower)
-        if _is_plain_key(key) is None or _is_label_value(value) is None:
-            return False
-    return True
-
-
-def is_known_valid(obj: Any) -> bool:
-    """Whether the object is already known to be valid."""
-    if type(obj) is not Workload or obj.api_version != API_VERSION:
-        return False
-    meta = obj.metadata
-    if type(meta) is not Metadata or meta.annotations or meta.owners or meta.finalizers:
-        return False
-    return is_known_valid_spec(obj.spec) and has_plain_metadata(meta.name, meta.tenant, meta.labels)
-
-
-def is_known_valid_spec(spec: WorkloadSpec) -> bool:
-    """Whether an equal spec was found valid before."""
-    return _valid_specs.get(encode_spec(spec)) is not None
-
-
-def remember_valid(obj: Any) -> None:
-    """Records that the full validation found no problem."""
-    if type(obj) is Workload:
-        _valid_specs.put(encode_spec(obj.spec), True)
-
-
 AUTHORITY_FIELDS = frozenset({"uid", "generation", "revision", "created", "deleting"})
 """Metadata fields that the authority sets. Like the status they are not part of what is declared."""
-
-_NO_POSITION: Position = (1, 1)
-_VALUE_TYPES: dict[type, ValueType] = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 @cache
@@ -116,27 +47,60 @@ def validate_document(document: DocumentNode, kind: str, problems: Problems, *, 
     return value
 
 
+def is_known_valid_spec(spec: WorkloadSpec) -> bool:
+    """Whether an equal spec was found valid before."""
+    return valid_specs.get(encode_spec(spec)) is not None
+
+
+def _is_valid_workload(workload: Workload) -> bool:
+    """Whether a workload whose spec is known is valid. Only "yes" is certain: the full validation decides the rest."""
+    if not is_known_valid_spec(workload.spec):
+        return False
+    manifest = {
+        "apiVersion": workload.api_version,
+        "kind": "Workload",
+        "metadata": _plain_metadata(workload),
+        "spec": Raw(encode_spec(workload.spec)),
+    }
+    return decode_manifest(objects.encode(manifest)) is not None
+
+
+_validated: Final[dict[int, objects.AnyObject]] = {}
+VALIDATED_MAX: Final = 2_048
+
+
+def mark_validated(obj: objects.AnyObject) -> None:
+    """Spares this very object its next validation in this process.
+
+    The mark is by identity: an object decoded from a message is another one, so no sender can forge it. The table refers to
+    the object, so that its identity cannot pass to another, until `validate` uses the mark up.
+    """
+    if len(_validated) >= VALIDATED_MAX:
+        _validated.clear()
+    _validated[id(obj)] = obj
+
+
 def validate(obj: objects.AnyObject) -> tuple[Problem, ...]:
     """Returns the problems of a declared object. Fields that the authority sets (metadata, status) are not checked."""
-    if is_known_valid(obj):
+    if _validated.pop(id(obj), None) is obj or (type(obj) is Workload and _is_valid_workload(obj)):
         return ()
     kind = type(obj).__name__
     problems = Problems(kind)
     problems.as_json = True
-    document = _to_document(to_manifest(obj))
+    document = to_document(to_manifest(obj))
     # The limits of a file also hold for an object, so that every stored object can be written out and read again.
     if document.size > JSON_NODES_MAX:
-        problems.add(_NO_POSITION, (), f"{document.size} values are too many", f"use at most {JSON_NODES_MAX}")
+        problems.add(NO_POSITION, (), f"{document.size} values are too many", f"use at most {JSON_NODES_MAX}")
         return problems.sorted_problems()
     size = len(objects.encode(obj)) - (sealing_overhead_bytes(obj.spec.data) if isinstance(obj, Secret) else 0)
     if size > JSON_BYTES_MAX:
         problems.add(
-            _NO_POSITION, (), f"{size} bytes are too many", f"use at most {JSON_BYTES_MAX}: split it into several objects"
+            NO_POSITION, (), f"{size} bytes are too many", f"use at most {JSON_BYTES_MAX}: split it into several objects"
         )
         return problems.sorted_problems()
     validate_document(document, kind, problems, system=False)
-    if not problems:
-        remember_valid(obj)
+    if not problems and isinstance(obj, Workload):
+        valid_specs.add(obj.spec)
     return problems.sorted_problems()
 
 
@@ -148,9 +112,13 @@ def to_manifest(obj: objects.AnyObject) -> dict[str, Any]:
     """
     manifest = {"apiVersion": obj.api_version, "kind": type(obj).__name__, **_to_plain(obj)}
     manifest.pop("status", None)
-    if isinstance(manifest.get("metadata"), dict):
-        manifest["metadata"] = {name: value for name, value in manifest["metadata"].items() if name not in AUTHORITY_FIELDS}
+    manifest["metadata"] = _plain_metadata(obj)
     return manifest
+
+
+def _plain_metadata(obj: objects.AnyObject) -> Any:
+    plain = _to_plain(obj.metadata)
+    return {name: value for name, value in plain.items() if name not in AUTHORITY_FIELDS} if isinstance(plain, dict) else plain
 
 
 _REQUIRED = object()
@@ -180,18 +148,3 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, Duration):
         return objects.enc_hook(value)
     return value.value if isinstance(value, Enum) else value
-
-
-def _to_document(value: Any) -> DocumentNode:
-    """Recursion is bounded by the types: no struct contains itself."""
-    if isinstance(value, dict):
-        node = DocumentNode("mapping", _NO_POSITION)
-        for key, part in value.items():
-            node.set(key, _NO_POSITION, _to_document(part))
-        return node
-    if isinstance(value, list):
-        node = DocumentNode("list", _NO_POSITION)
-        for part in value:
-            node.append(_to_document(part))
-        return node
-    return DocumentNode(_VALUE_TYPES[type(value)], _NO_POSITION, value, str(value))

@@ -1,16 +1,8 @@
-"""Request bodies: strict JSON, validation, merge patch, fast path for known specs.
+"""Request bodies: strict JSON, manifests, merge patch.
 
-A body is parsed as strict JSON and validated by the same code as a manifest file. Small bodies are validated at once; large
-ones are validated off the event loop, a slice at a time.
-
-The fast path covers a common case: a Workload with a spec seen before, under a new name. It returns exactly the object that
-full validation would build. A body that does not meet these conditions goes to full validation:
-
-- No duplicate keys: a decoder drops duplicates, which are then missing when the manifest is encoded again. Every member of an
-  object has one colon, and in a body without backslashes the colons within strings are the same on both sides. So equal counts
-  of colons mean that nothing was dropped. The spec is not decoded, and is encoded as it came.
-- A valid spec: the same bytes passed full validation before.
-- Valid metadata: only a name, a tenant and labels, each of the plainest form (model/manifests/validation.py).
+A manifest is decoded and checked in one pass (model/manifests/decoder.py). One that is rejected is read again, as strict JSON
+and by the manifest reader, which reports every problem with its position. Small bodies are read at once; large ones are read
+off the event loop, a slice at a time.
 """
 
 from __future__ import annotations
@@ -22,14 +14,14 @@ from io import BytesIO
 from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from remit.model.claims import Code
-from remit.model.kinds import Workload, WorkloadSpec
+from remit.model.kinds import Workload
+from remit.model.manifests.decoder import decode_manifest, has_unique_keys
 from remit.model.manifests.documents import DEPTH_MAX, JSON_BYTES_MAX
 from remit.model.manifests.reader import read
-from remit.model.manifests.validation import SpecCache, has_plain_metadata
-from remit.model.metadata import API_VERSION, Metadata
+from remit.model.manifests.validation import mark_validated
 from remit.model.objects import AnyObject, key
 from remit.model.problems import an, escaped, quoted
 from remit.model.wire.api_types import ProblemItem
@@ -38,57 +30,7 @@ from remit.serve.http.replies import ApiProblem, invalid_body, invalid_manifest,
 from remit.serve.http.routes import RequestContext
 from remit.serve.server_context import ServerContext
 
-
-class _PlainMetadata(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    name: str
-    tenant: str
-    labels: dict[str, str] = {}
-
-
-class PlainManifest(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True, gc=False):
-    """A manifest with its spec left undecoded."""
-
-    api_version: str
-    kind: str
-    metadata: _PlainMetadata
-    spec: Raw
-
-
-_plain_manifests: Final = msgspec.json.Decoder(PlainManifest)
 _raws: Final = msgspec.json.Decoder(list[Raw])
-_encode: Final = msgspec.json.Encoder().encode
-_specs: Final[SpecCache[WorkloadSpec]] = SpecCache()
-
-
-def parse_plain_manifest(body: bytes) -> PlainManifest | None:
-    """Return a manifest that qualifies for the fast path, else None."""
-    if b"\\" in body:
-        return None
-    try:
-        manifest = _plain_manifests.decode(body)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
-    if manifest.kind != "Workload" or manifest.api_version != API_VERSION or _encode(manifest).count(b":") != body.count(b":"):
-        return None
-    meta = manifest.metadata
-    return manifest if has_plain_metadata(meta.name, meta.tenant, meta.labels) else None
-
-
-def object_from_known_spec(manifest: PlainManifest) -> AnyObject | None:
-    spec = _specs.get(bytes(manifest.spec))
-    if spec is None:
-        return None
-    meta = Metadata(name=manifest.metadata.name, tenant=manifest.metadata.tenant, labels=manifest.metadata.labels)
-    # Keep the API version as sent: the default is not written out, and a retry must have the same bytes as the object that full
-    # validation built.
-    return Workload(api_version=manifest.api_version, metadata=meta, spec=spec)  # type: ignore[arg-type]  # head_of compared it
-
-
-def remember_spec(manifest: PlainManifest, obj: AnyObject) -> None:
-    """Remember the spec that full validation built from these bytes."""
-    if isinstance(obj, Workload):
-        _specs.put(bytes(manifest.spec), obj.spec)
-
 
 COMMAS_PER_MANIFEST: Final = 32
 """A body with more commas than this per allowed manifest is left to full validation: splitting it could be slow."""
@@ -136,10 +78,11 @@ def parse_strict_json(body: bytes, outer_depth: int = 0) -> Any:
         raise _too_deep() from None
     except (msgspec.DecodeError, ValueError) as error:
         raise _malformed(body, str(error)) from None
-    # The body is valid JSON by now, so every string ends and one pass of the regular expression removes all of them.
-    if nesting_depth(body) + outer_depth > DEPTH_MAX:
+    # Fewer brackets than levels cannot nest too deep. The body is valid JSON by now, so every string ends and one pass of the
+    # regular expression removes all of them.
+    if body.count(b"{") + body.count(b"[") + outer_depth > DEPTH_MAX and nesting_depth(body) + outer_depth > DEPTH_MAX:
         raise _too_deep()
-    duplicate = _find_duplicate_key(body)
+    duplicate = None if has_unique_keys(body, value) else _find_duplicate_key(body)
     if duplicate is not None:
         detail = f"duplicate key {quoted(duplicate)} in one object"
         raise ApiProblem(400, "malformed", detail, field=escaped(duplicate), cure="keep one of the two")
@@ -233,17 +176,20 @@ def seal_for_storage(
 
 def validate_manifest(body: bytes) -> AnyObject:
     """Validate one manifest. Raises `ApiProblem` with everything that is wrong."""
-    plain = parse_plain_manifest(body)
-    cached = None if plain is None else object_from_known_spec(plain)
-    if cached is not None:
-        return cached
-    obj = _validate_in_full(body)
-    if plain is not None:
-        remember_spec(plain, obj)
+    return _decode_manifest(body) or _read_with_positions(body)
+
+
+def _decode_manifest(body: bytes) -> AnyObject | None:
+    """Decode and check a manifest; None if the reader must read it. Other kinds than workloads are rare, and the authority
+    validates them again: writing out a default can matter to a policy rule, and an object does not keep that.
+    """
+    obj = decode_manifest(body)
+    if isinstance(obj, Workload) and len(body) <= INLINE_BYTES_MAX:
+        mark_validated(obj)
     return obj
 
 
-def _validate_in_full(body: bytes) -> AnyObject:
+def _read_with_positions(body: bytes) -> AnyObject:
     parse_strict_json(body)
     result = read(body, BODY_FILE_NAME)
     if result.problems:
@@ -324,8 +270,7 @@ class _ManifestBatch:
             self._count += 1
 
     def _add_one(self, piece: bytes) -> None:
-        plain = parse_plain_manifest(piece)
-        obj = None if plain is None else object_from_known_spec(plain)
+        obj = _decode_manifest(piece)
         if obj is None:
             parse_strict_json(piece, self._outer_depth)
             result = read(piece, BODY_FILE_NAME)
@@ -336,8 +281,6 @@ class _ManifestBatch:
                 self._objects += result.objects
                 return
             obj = result.objects[0]
-            if plain is not None:
-                remember_spec(plain, obj)
         self._objects.append(obj if self._problems else self._seal(obj, self._count))
 
     def result(self) -> tuple[AnyObject, ...]:
