@@ -1,7 +1,7 @@
 """Recomputes all ledgers from the rows and reports differences. Corrects nothing.
 
-Operators run this check, and the demo prints its result. It shares no arithmetic with draft.py: the sums are computed again
-from the rows of replicas and grants, so a posting that was forgotten or made twice shows as a difference.
+Operators run this check, and the demo prints its result. It shares no arithmetic with draft_replicas.py: the sums are computed
+again from the rows of replicas and grants, so a posting that was forgotten or made twice shows as a difference.
 """
 
 from __future__ import annotations

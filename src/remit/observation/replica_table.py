@@ -1,6 +1,6 @@
 """Columnar table of replicas.
 
-Stores replicas without one object each. It posts nothing to ledgers; scheduler_view.py does.
+Stores replicas without one object each. It posts nothing to ledgers; holds.py does.
 """
 
 from __future__ import annotations
