@@ -19,7 +19,7 @@ from remit.simulate.scenarios import names
 from remit.simulate.simulation import RunResult
 
 UNREACHABLE: Final[Mapping[str, str]] = {
-    "code fault": "only a bug in Remit returns it",
+    "code internal_error": "only a bug in Remit returns it",
     "transition abort from starting": "starting may take ten minutes, longer than any scenario of the suite",
 }
 """Marks that no run can reach, with the reason. This list may only become shorter."""
