@@ -143,9 +143,7 @@ async def test_route_reflects_the_preceding_write_and_the_latest_decision(api: A
     assert item["limit"] == {"code": "queued", "detail": "no placement attempt yet"}
     assert item["revision"] == await revision(api, "workload/acme/web") <= item["cacheRevision"]
     scheduler = await acquire_role(api, Role.SCHEDULER)
-    refused = DecisionSpec(
-        replicas={"acme/web-0": "", "acme/web-1": ""}, verdict="waiting", reason="no_room", detail="all full"
-    )
+    refused = DecisionSpec(replicas={"acme/web-0": "", "acme/web-1": ""}, verdict="waiting", reason="no_room", detail="full")
     await submit_accepted(api, scheduler, RecordDecision("d1", "acme", refused))
     assert (await api.must("GET", path))["limit"] == {"code": "no_room", "detail": "full"}
     key = "replica/acme/web-0"
