@@ -16,7 +16,7 @@ from remit.cli.output.object_list import ListOptions, ObjectList, load_row_conte
 from remit.cli.output.serialization import escape_json, to_builtins
 from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped
 from remit.cli.session.object_lookup import class_of
-from remit.client.api import Changed, Deleted, Synced
+from remit.client.api import ApiError, Changed, Deleted, Synced, Unanswered
 from remit.model.objects import encode
 from remit.model.problems import escaped
 from remit.model.records import Replica
@@ -201,15 +201,29 @@ class _Rows:
             await self._has_stale.wait()
             self._has_stale.clear()
             stale, self._stale_workloads = self._stale_workloads, {}
-            objects = [self._objects[key] for key in stale if key in self._objects]
-            complete = len(objects) > NAMED_REFRESH_MAX
-            loaded = await load_row_context(self._api, ObjectList("Workload", objects, complete=complete))
-            progress = {**self._row_context.progress, **loaded.progress}
-            self._row_context = RowContext({key: progress[key] for key in progress if key in self._objects}, wall=loaded.wall)
-            for key in stale:
-                if key in self._objects:
-                    self._show(self._objects[key])
+            if await self._load_progress([self._objects[key] for key in stale if key in self._objects]):
+                for key in stale:
+                    if key in self._objects:
+                        self._show(self._objects[key])
+            else:
+                self._stale_workloads = {**stale, **self._stale_workloads}
+                self._has_stale.set()
             await BootClock().sleep_ms(REFRESH_PAUSE_MS)
+
+    async def _load_progress(self, workloads: list[Any]) -> bool:
+        """Update the progress of these workloads. Returns False if the server did not answer; the watch goes on."""
+        try:
+            complete = len(workloads) > NAMED_REFRESH_MAX
+            loaded = await load_row_context(self._api, ObjectList("Workload", workloads, complete=complete))
+        except Unanswered:
+            return False
+        except ApiError as error:
+            if error.status in (401, 403):
+                raise
+            return False
+        progress = {**self._row_context.progress, **loaded.progress}
+        self._row_context = RowContext({key: progress[key] for key in progress if key in self._objects}, wall=loaded.wall)
+        return True
 
 
 def _key(obj: Any) -> Key:
