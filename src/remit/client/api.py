@@ -56,6 +56,7 @@ from remit.model.wire.api_types import (
     ReplicaTop,
     RotateAnswer,
     ScopeStatus,
+    WorkloadProgressItem,
 )
 from remit.model.wire.exec_frames import ExecStart, TerminalSize
 from remit.world.clock import BootClock
@@ -305,6 +306,26 @@ class Api:
         """
         path = object_path(kind.__name__, name, self._tenant_for(kind, tenant)) + "/explain"
         return decode_response(api_caller.json_object_decoder, await self._caller.read(path, {"node": node}))
+
+    async def workload_progress(self, name: str, *, tenant: str | None = None) -> WorkloadProgressItem:
+        """Return the progress of a workload and what limits it, as the server computes it from its watch cache."""
+        path = object_path("Workload", name, self._tenant_for(Workload, tenant)) + "/progress"
+        return decode_response(api_caller.workload_progress_decoder, await self._caller.read(path))
+
+    async def list_workload_progress(self, *, tenant: str | None = None) -> ListResult[WorkloadProgressItem]:
+        """Return the progress of each workload of a tenant, or of all tenants. Pages may be of different revisions; the result
+        has the revision of the last one.
+        """
+        source = WatchSource(
+            "WorkloadProgress",
+            "/v1/workloads/progress",
+            {"tenant": self._tenant_for(Workload, tenant)},
+            api_caller.workload_progress_list_decoder,
+            api_caller.workload_progress_decoder,
+            lambda item: (item.tenant, item.name),
+            lambda item: item,
+        )
+        return await list_all(self._caller, source)
 
     async def capacity(self, workload: Workload, count: int | None = None) -> dict[str, Any]:
         """Return how many replicas of a workload would fit and what limits their number. Same content as `remit capacity -o

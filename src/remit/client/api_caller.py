@@ -38,6 +38,7 @@ from remit.model.wire.api_types import (
     ReplicaTop,
     RotateAnswer,
     ScopeStatus,
+    WorkloadProgressItem,
 )
 from remit.world.interfaces import Clock, Ids, LinkError, NotSent, Randomness, ReplyLost
 from remit.world.net.tls import Trust
@@ -374,6 +375,10 @@ node_tops_decoder: msgspec.json.Decoder[NodeTopList] = msgspec.json.Decoder(Node
 replica_tops_decoder: msgspec.json.Decoder[ReplicaTopList] = msgspec.json.Decoder(ReplicaTopList)
 accounts_decoder: msgspec.json.Decoder[AccountItemList] = msgspec.json.Decoder(AccountItemList)
 audits_decoder: msgspec.json.Decoder[AuditItemList] = msgspec.json.Decoder(AuditItemList)
+workload_progress_decoder: msgspec.json.Decoder[WorkloadProgressItem] = msgspec.json.Decoder(WorkloadProgressItem)
+workload_progress_list_decoder: msgspec.json.Decoder[ListOf[WorkloadProgressItem]] = msgspec.json.Decoder(
+    ListOf[WorkloadProgressItem]
+)
 endpoint_decoder: msgspec.json.Decoder[EndpointItem] = msgspec.json.Decoder(EndpointItem)
 endpoint_list_decoder: msgspec.json.Decoder[ListOf[EndpointItem]] = msgspec.json.Decoder(ListOf[EndpointItem])
 

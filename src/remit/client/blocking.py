@@ -31,6 +31,7 @@ from remit.model.wire.api_types import (
     ReplicaTop,
     RotateAnswer,
     ScopeStatus,
+    WorkloadProgressItem,
 )
 from remit.world.net.tls import Trust
 
@@ -183,6 +184,16 @@ class BlockingApi(BlockingCalls):
         json`.
         """
         return self._run(self._api.explain(kind, name, tenant=tenant, node=node))
+
+    def workload_progress(self, name: str, *, tenant: str | None = None) -> WorkloadProgressItem:
+        """Return the progress of a workload and what limits it, as the server computes it from its watch cache."""
+        return self._run(self._api.workload_progress(name, tenant=tenant))
+
+    def list_workload_progress(self, *, tenant: str | None = None) -> ListResult[WorkloadProgressItem]:
+        """Return the progress of each workload of a tenant, or of all tenants. Pages may be of different revisions; the result
+        has the revision of the last one.
+        """
+        return self._run(self._api.list_workload_progress(tenant=tenant))
 
     def capacity(self, workload: Workload, count: int | None = None) -> dict[str, Any]:
         """Return how many replicas of a workload would fit and what limits their number. Same content as `remit capacity -o

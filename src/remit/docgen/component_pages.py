@@ -195,7 +195,7 @@ CONDITIONS_TEXT: Final = """\
 Each condition has a machine-readable reason, the generation that it describes, and the time of its last change. A condition
 that becomes true is written at once. `Admitted`, `Scheduled` and `Ready` are set to false only after {patience}, so that short
 interruptions are not written. For jobs both directions wait that long, so a short job costs one write, at its end. No
-condition contains a count: `remit get workload` counts the replicas by stage on each request."""
+condition contains a count: the server counts the replicas by stage when `remit get workloads` reads them."""
 
 DELETION_TEXT: Final = """\
 Deleting a workload marks it as being deleted. No replica of it is created or retried any more: pending replicas are

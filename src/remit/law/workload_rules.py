@@ -1,9 +1,9 @@
 """Workload rules: initial replicas, generation equivalence, progress by stage, and what limits a workload.
 
-Progress is counted from the phases of a workload's replicas when it is read. It is not stored, because then every transition
+Progress is computed from the phases of a workload's replicas when it is read. It is not stored, because then every transition
 of a replica would need a second write. Each replica is in exactly one stage. A workload is limited by the earliest stage in
-which replicas are held up; for people, the reason is added from decisions and conditions. Conditions, the API's explanations
-and the command line use the same rules.
+which replicas are held up; for people, the reason is added from decisions and conditions. Conditions, explanations and the
+progress that the API returns use the same rules.
 
 Every change of a workload's spec creates a new generation. Most changes concern the replicas, which are then replaced.
 Changes of the number of replicas, or of how the workload is managed, are equivalent for a replica: scaling a service does
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from remit.model.kinds import Disruption, Rollout, Workload, WorkloadSpec
 from remit.model.metadata import Condition
-from remit.model.records import Decision, GenerationSpec, Phase, Replica
+from remit.model.records import DecisionSpec, GenerationSpec, Phase, Replica
 from remit.model.resources import Duration
 
 P = Phase
@@ -59,37 +59,13 @@ _FINAL_STAGES: Final = {"job": ("running", "ready"), "service": (), "daemon": ()
 """Stages that are sufficient for this type of workload and do not hold it up."""
 
 
-class WorkloadProgress(NamedTuple):
-    """`admitted` is the number of desired replicas that are not created yet; the other fields count replicas by stage."""
-
-    admitted: int = 0
-    queued: int = 0
-    scheduled: int = 0
-    bound: int = 0
-    starting: int = 0
-    running: int = 0
-    ready: int = 0
-    serving: int = 0
-    leaving: int = 0
-    unknown: int = 0
-    failed: int = 0
-    finished: int = 0
-    released: int = 0
-    limit: str = ""
-
-
-def progress(type_: Literal["job", "service", "daemon"], desired: int, phases: Iterable[Phase]) -> WorkloadProgress:
-    """Returns the progress of a workload with `desired` replicas."""
-    counts = dict.fromkeys(_STAGE.values(), 0)
-    created = 0
-    for phase in phases:
-        counts[_STAGE[phase]] += 1
-        created += (
-            type_ == "job" or phase is not P.RELEASED
-        )  # a released replica of a job counts as created; one of a service is replaced
+def stage_reason(type_: Literal["job", "service", "daemon"], desired: int, phases: Iterable[Phase]) -> str:
+    """Returns the reason word of the earliest stage in which a workload with `desired` replicas is held up, for conditions."""
+    counts = Counter(_STAGE[phase] for phase in phases)
+    # A released replica of a job counts as created; one of a service is replaced.
+    created = counts.total() - (0 if type_ == "job" else counts[_STAGE[P.RELEASED]])
     counts["admitted"] = max(0, desired - created)
-    limit = next((reason for stage, reason in STAGE_REASONS.items() if counts[stage] and stage not in _FINAL_STAGES[type_]), "")
-    return WorkloadProgress(**counts, limit=limit)
+    return next((reason for stage, reason in STAGE_REASONS.items() if counts[stage] and stage not in _FINAL_STAGES[type_]), "")
 
 
 TARGET_PHASES: Final = {
@@ -98,6 +74,10 @@ TARGET_PHASES: Final = {
     "daemon": frozenset({P.READY, P.SERVING}),
 }
 """By type of workload, the phases in which a replica is as far as it has to be."""
+
+_PLACED_PHASES: Final = (P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED)
+QUEUED: Final = "queued"
+DONE: Final = "done"
 
 ROLLED_OUT: Final = "RolledOut"
 _LIMIT_ORDER: Final = {stage: number for number, stage in enumerate((*STAGE_REASONS, "finished"))}
@@ -129,6 +109,13 @@ PendingReasons = Mapping[tuple[str, str], PendingReason]
 """Reasons by tenant and replica."""
 
 
+class ReplicaCounts(NamedTuple):
+    """The replicas of one workload by phase, and how many of them have ended well."""
+
+    phases: Mapping[Phase, int] = {}
+    completed: int = 0
+
+
 class Limit(NamedTuple):
     """The obstacle between a workload and its desired state. `code` is the code of a reason, or a phase."""
 
@@ -140,11 +127,45 @@ class Limit(NamedTuple):
 NO_LIMIT: Final = Limit()
 
 
-def pending_reasons(decisions: Iterable[Decision]) -> dict[tuple[str, str], PendingReason]:
-    """Returns the reason of the latest decision that left a replica pending, by tenant and replica."""
+class WorkloadProgress(NamedTuple):
+    """Progress of one workload. `stages` counts its replicas by phase; pending ones are `queued`, completed ones of a job are
+    `done`, and released ones are left out.
+    """
+
+    desired: int
+    ready: int
+    placed: int
+    done: int
+    stages: Mapping[str, int]
+    limit: Limit = NO_LIMIT
+
+
+def workload_progress(
+    workload: Workload, counts: ReplicaCounts, pending: Limit | None = None, stated: str = ""
+) -> WorkloadProgress:
+    """Returns the progress of a workload. The arguments are those of `limit_of`."""
+    type_, phases, done = workload.spec.type, counts.phases, counts.completed
+    stages = {QUEUED if phase is P.PENDING else phase.value: count for phase in P if (count := phases.get(phase, 0))}
+    stages.pop(P.RELEASED.value, None)
+    if type_ == "job" and done:
+        stages.pop(P.FINISHED.value, None)
+        stages[DONE] = done
+    return WorkloadProgress(
+        desired=desired_replicas(workload, existing_replicas(type_, phases)),
+        ready=done if type_ == "job" else sum(phases.get(phase, 0) for phase in TARGET_PHASES[type_]),
+        placed=sum(phases.get(phase, 0) for phase in _PLACED_PHASES if type_ != "job" or phase is not P.FINISHED),
+        done=done,
+        stages=stages,
+        limit=limit_of(workload, counts, pending, stated),
+    )
+
+
+def pending_reasons(decisions: Iterable[tuple[int, DecisionSpec]]) -> dict[tuple[str, str], PendingReason]:
+    """Returns the reason of the latest decision that left a replica pending, by tenant and replica. Decisions are given with
+    their revisions.
+    """
     reasons: dict[tuple[str, str], PendingReason] = {}
-    for decision in decisions:
-        spec, revision = decision.spec, decision.metadata.revision
+    for revision, spec in decisions:
         if not spec.reason:
             continue
         for path, node in spec.replicas.items():
@@ -155,10 +176,19 @@ def pending_reasons(decisions: Iterable[Decision]) -> dict[tuple[str, str], Pend
     return reasons
 
 
-def pending_reason(replica: Replica, reasons: PendingReasons) -> PendingReason | None:
+def pending_reason(tenant: str, replica: str, revision: int, reasons: PendingReasons) -> PendingReason | None:
     """Returns why a replica is pending. Decisions older than the replica's revision are about earlier attempts."""
-    reason = reasons.get((replica.metadata.tenant, replica.metadata.name))
-    return reason if reason is not None and reason.revision >= replica.metadata.revision else None
+    reason = reasons.get((tenant, replica))
+    return reason if reason is not None and reason.revision >= revision else None
+
+
+def pending_limit(known: Sequence[PendingReason]) -> Limit:
+    """Returns the most frequent of the known reasons of pending replicas, as the latest decision states it."""
+    if not known:
+        return Limit(QUEUED, "no placement attempt yet")
+    most_frequent = Counter(reason.reason for reason in known).most_common(1)[0][0]
+    latest = max((reason for reason in known if reason.reason == most_frequent), key=lambda reason: reason.revision)
+    return Limit(latest.reason, latest.detail, latest.never)
 
 
 def desired_replicas(workload: Workload, existing: int) -> int:
@@ -190,9 +220,9 @@ def missing_replicas(workload: Workload, counts: Mapping[Phase, int]) -> int:
     return 0 if _ended(workload) is not None else max(0, min(desired_replicas(workload, 0) - created, spec.replicas - existing))
 
 
-def completed_replicas(replicas: Iterable[Replica]) -> int:
-    """Returns how many replicas of a job have ended well."""
-    return sum(replica.status.result == "ok" and replica.status.phase in (P.FINISHED, P.RELEASED) for replica in replicas)
+def has_completed(replica: Replica) -> bool:
+    """Whether a replica has ended well."""
+    return replica.status.result == "ok" and replica.status.phase in (P.FINISHED, P.RELEASED)
 
 
 def limiting_factor(workload: Workload, counts: Mapping[Phase, int], pending: Limit | None) -> Limit:
@@ -216,16 +246,17 @@ def phase_limit(type_: Literal["job", "service", "daemon"], counts: Mapping[Phas
     return Limit(phase.value)
 
 
-def limit_of(workload: Workload, replicas: Sequence[Replica], reasons: PendingReasons) -> Limit:
-    """Returns what limits a workload, given all of its replicas and the recorded reasons of the pending ones."""
-    if workload.spec.type == "job" and 0 < desired_replicas(workload, 0) <= completed_replicas(replicas):
+def limit_of(workload: Workload, counts: ReplicaCounts, pending: Limit | None = None, stated: str = "") -> Limit:
+    """Returns what limits a workload. `pending` is the reason of its pending replicas, None if there are none; `stated` is the
+    reason that a replica in the phase of `phase_limit` has in its status.
+    """
+    if workload.spec.type == "job" and 0 < desired_replicas(workload, 0) <= counts.completed:
         return NO_LIMIT
-    pending = [replica for replica in replicas if replica.status.phase is P.PENDING]
-    counts = Counter(replica.status.phase for replica in replicas)
-    limit = limiting_factor(workload, counts, _pending_limit(pending, reasons) if pending else None)
-    stated = (replica.status.reason for replica in replicas if replica.status.phase == limit.code)
-    detail = limit.detail or next(filter(None, stated), _LIMIT_DETAILS.get(limit.code, ""))
-    return limit._replace(detail=detail)
+    limit = limiting_factor(workload, counts.phases, pending)
+    if limit.detail:
+        return limit
+    is_phase = limit == phase_limit(workload.spec.type, counts.phases)
+    return limit._replace(detail=(stated if is_phase else "") or _LIMIT_DETAILS.get(limit.code, ""))
 
 
 def _ended(workload: Workload) -> Limit | None:
@@ -235,16 +266,6 @@ def _ended(workload: Workload) -> Limit | None:
         return Limit(failed.reason or "Failed", failed.message, True)
     complete = _current_condition(workload, "Complete")
     return Limit(detail="the job is complete") if complete is not None and complete.status == "True" else None
-
-
-def _pending_limit(pending: Iterable[Replica], reasons: PendingReasons) -> Limit:
-    """Returns the most frequent reason, as the latest decision states it."""
-    known = [reason for replica in pending if (reason := pending_reason(replica, reasons)) is not None]
-    if not known:
-        return Limit("queued", "no placement attempt yet")
-    most_frequent = Counter(reason.reason for reason in known).most_common(1)[0][0]
-    latest = max((reason for reason in known if reason.reason == most_frequent), key=lambda reason: reason.revision)
-    return Limit(latest.reason, latest.detail, latest.never)
 
 
 def _reported_limit(workload: Workload) -> Limit | None:

@@ -21,6 +21,7 @@ from remit.serve.components.component_rpc import ComponentService
 from remit.serve.components.replica_logs import AgentConnections
 from remit.serve.diagnostics.audit_log import AuditLog, AuditStorage, MemoryAuditStorage
 from remit.serve.diagnostics.view_snapshots import ViewSnapshots
+from remit.serve.diagnostics.workload_progress import WorkloadProgressReader
 from remit.serve.http.request_telemetry import decision_logger
 from remit.serve.http.streams import OpenStreams
 from remit.serve.metrics.collectors import log_metrics, server_metrics
@@ -66,6 +67,7 @@ class ServerContext:
       of the watch cache to watches.
     - `snapshots`: frozen scheduler views of the watch cache, built on `snapshot_offload` with the filters and scores of this
       scope's schedulers.
+    - `workload_progress`: progress of workloads, computed from the watch cache.
     - `endpoints`: endpoints of serving replicas. `agents`: connections to agents, for logs and exec.
     - `component_service`: the protocol of agents, schedulers and controllers.
     - `streams`: open watches, logs and sessions. `audit`: the audit log. `telemetry`: metrics and logs of this server.
@@ -97,6 +99,7 @@ class ServerContext:
         self.snapshots = ViewSnapshots(
             watch_cache, store, world.clock, snapshot_offload or cpu_offload, filters=filters, scores=scores
         )
+        self.workload_progress = WorkloadProgressReader(self.snapshots, cpu_offload)
         self.endpoints = EndpointIndex(watch_cache, world.clock)
         self.agents = AgentConnections(watch_cache, world.clock, component_service.callbacks, tls)
         self.component_service = component_service

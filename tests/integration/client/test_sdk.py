@@ -270,6 +270,9 @@ def test_every_sdk_call_works_against_real_server(tmp_path: Path) -> None:
             )
 
             assert api.explain(Workload, "web")["kind"] == "workload"
+            progress = api.workload_progress("web")
+            assert (progress.desired, progress.stages, progress.limit.code) == (2, {"queued": 2}, "queued")
+            assert [one.name for one in api.list_workload_progress(tenant=ALL_TENANTS).items] == ["web"]
             assert api.capacity(web, 5)
             assert api.endpoints("web").items == []
             assert isinstance(next(api.watch_endpoints()), Synced)

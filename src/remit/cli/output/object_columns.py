@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from remit.cli.output.console import BAD, FAINT, GOOD, UNSURE, Cell, Cells, Column
-from remit.cli.session.workload_progress import ProgressSummary, format_stages
+from remit.cli.session.workload_progress import format_limit, format_stages
 from remit.law.workload_rules import PendingReason, condition_of, pending_reason
 from remit.model.identity import AUDIENCES
 from remit.model.kinds import (
@@ -34,7 +34,7 @@ from remit.model.records import (
     Summary,
 )
 from remit.model.resources import Amount
-from remit.model.wire.api_types import EndpointItem, NodeTop, ReplicaTop
+from remit.model.wire.api_types import EndpointItem, NodeTop, ReplicaTop, WorkloadProgressItem
 
 NONE: Final = "-"
 AGE: Final = "AGE"
@@ -59,7 +59,7 @@ _DRAIN_STATES: Final = {"Empty": "drained", "Draining": "draining", "DeadlinePas
 class RowContext(NamedTuple):
     """Data that rows need besides the object itself. Missing data is shown as `-`."""
 
-    progress: Mapping[tuple[str, str], ProgressSummary] = {}
+    progress: Mapping[tuple[str, str], WorkloadProgressItem] = {}
     reasons: Mapping[tuple[str, str], PendingReason] = {}
     nodes: Mapping[str, NodeTop] = {}
     replicas: Mapping[tuple[str, str], ReplicaTop] = {}
@@ -101,10 +101,10 @@ def _workload(workload: Workload, row_context: RowContext) -> Cells:
     progress = row_context.progress.get((workload.metadata.tenant, workload.metadata.name))
     if progress is None:
         return NONE, NONE, NONE
-    style = GOOD if progress.ready >= progress.desired and not progress.limit else UNSURE
-    limit = f"{progress.limit}{': ' if progress.detail else ''}{progress.detail}" if progress.limit else NONE
-    never = BAD if progress.never else UNSURE if progress.limit else ""
-    return Cell(f"{progress.ready}/{progress.desired}", style), format_stages(progress), Cell(limit, never)
+    limit = format_limit(progress)
+    style = GOOD if progress.ready >= progress.desired and not limit else UNSURE
+    never = BAD if progress.limit.never else UNSURE if limit else ""
+    return Cell(f"{progress.ready}/{progress.desired}", style), format_stages(progress), Cell(limit or NONE, never)
 
 
 _NOT_READY: Final = (Phase.STARTING, Phase.RUNNING)
@@ -113,7 +113,9 @@ _NOT_READY: Final = (Phase.STARTING, Phase.RUNNING)
 def _replica(replica: Replica, row_context: RowContext) -> Cells:
     meta, status = replica.metadata, replica.status
     top = row_context.replicas.get((meta.tenant, meta.name))
-    pending = pending_reason(replica, row_context.reasons) if status.phase is Phase.PENDING else None
+    pending = None
+    if status.phase is Phase.PENDING:
+        pending = pending_reason(meta.tenant, meta.name, meta.revision, row_context.reasons)
     if pending is not None:
         reason = Cell(f"{pending.reason}{': ' if pending.detail else ''}{pending.detail}", BAD if pending.never else UNSURE)
     elif status.phase is Phase.PENDING and not status.reason:

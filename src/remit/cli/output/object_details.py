@@ -27,7 +27,7 @@ from remit.cli.output.object_columns import (
 from remit.cli.output.object_list import ObjectList, load_row_context, or_none, sort_objects
 from remit.cli.output.serialization import to_builtins
 from remit.cli.session.object_lookup import get_object, tenant_of
-from remit.cli.session.workload_progress import format_stages
+from remit.cli.session.workload_progress import format_limit, format_stages, load_progress
 from remit.model.kinds import Node, Workload
 from remit.model.metadata import Condition
 from remit.model.objects import AnyObject, dec_hook
@@ -114,21 +114,13 @@ def _head(out: Console, obj: AnyObject, events: Sequence[HistoryEvent], now: str
 async def _workload(api: Api, out: Console, workload: Workload) -> None:
     meta = workload.metadata
     listed = await api.list(Replica, tenant=meta.tenant, fields=f"spec.workload={meta.name}")
-    row_context = await load_row_context(api, ObjectList("Workload", [workload], complete=False))
-    progress = row_context.progress[meta.tenant, meta.name]
-    field(
-        out,
-        "progress",
-        f"{progress.ready} of {progress.desired} ready; {format_stages(progress)}",
-        GOOD if progress.settled else UNSURE,
-    )
-    if progress.limit:
-        field(
-            out,
-            "limited by",
-            progress.limit + (f": {progress.detail}" if progress.detail else ""),
-            BAD if progress.never else UNSURE,
-        )
+    progress = await load_progress(api, meta.name, meta.tenant)
+    if progress is not None:
+        limit = format_limit(progress)
+        text = f"{progress.ready} of {progress.desired} ready; {format_stages(progress)}"
+        field(out, "progress", text, UNSURE if limit else GOOD)
+        if limit:
+            field(out, "limited by", limit, BAD if progress.limit.never else UNSURE)
     if listed.items:
         await _replicas(api, out, sort_objects(listed.items, ""), all_tenants=False)
     endpoints = [endpoint for endpoint in (await api.endpoints(tenant=meta.tenant)).items if endpoint.service == meta.name]

@@ -14,15 +14,15 @@ from remit.cli.output.object_columns import RowContext, columns_of, endpoint_col
 from remit.cli.output.serialization import json_text, manifest_text, to_builtins
 from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped, plural_name
 from remit.cli.session.object_lookup import class_of, display_name, get_object
-from remit.cli.session.workload_progress import summarize_progress
+from remit.cli.session.workload_progress import list_progress, load_progress
 from remit.client.api_caller import ApiError
-from remit.law.workload_rules import pending_reasons
+from remit.law.workload_rules import PendingReasons, pending_reasons
 from remit.model.kinds import Workload
 from remit.model.objects import encode
 from remit.model.problems import escaped
-from remit.model.records import Decision, Phase, Replica
+from remit.model.records import Decision, Phase
 from remit.model.resources import Amount
-from remit.model.wire.api_types import EndpointItem
+from remit.model.wire.api_types import EndpointItem, WorkloadProgressItem
 from remit.world.clock import BootClock
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ async def load_row_context(api: Api, objects: ObjectList) -> RowContext:
         return RowContext(progress=await _progress(api, objects.items, tenant, complete=objects.complete), wall=wall)
     if objects.kind == "Replica":
         any_pending = any(replica.status.phase is Phase.PENDING for replica in objects.items)
-        reasons = pending_reasons(await decisions_of(api, tenant)) if any_pending else {}
+        reasons = await _pending_reasons(api, tenant) if any_pending else {}
         tops = await or_none(api.top_replicas(tenant=tenant))
         return RowContext(reasons=reasons, replicas={(top.tenant, top.replica): top for top in tops or ()}, wall=wall)
     if objects.kind == "Node":
@@ -159,36 +159,22 @@ async def load_row_context(api: Api, objects: ObjectList) -> RowContext:
     return RowContext(wall=wall)
 
 
-async def _progress(api: Api, workloads: Sequence[Workload], tenant: str, *, complete: bool) -> dict[tuple[str, str], Any]:
-    replicas: list[Replica] = []
+async def _progress(
+    api: Api, workloads: Sequence[Workload], tenant: str, *, complete: bool
+) -> dict[tuple[str, str], WorkloadProgressItem]:
     if complete:
-        replicas = list((await api.list(Replica, tenant=tenant)).items)
+        items = await list_progress(api, tenant)
     else:
-        for workload in workloads:
-            meta = workload.metadata
-            replicas += (await api.list(Replica, tenant=meta.tenant, fields=f"spec.workload={meta.name}")).items
-    any_pending = any(replica.status.phase is Phase.PENDING for replica in replicas)
-    return progress_of(workloads, replicas, await decisions_of(api, tenant) if any_pending else ())
+        loaded = [await load_progress(api, workload.metadata.name, workload.metadata.tenant) for workload in workloads]
+        items = [item for item in loaded if item is not None]
+    return {(item.tenant, item.name): item for item in items}
 
 
-def progress_of(
-    workloads: Iterable[Workload], replicas: Iterable[Replica], decisions: Iterable[Decision]
-) -> dict[tuple[str, str], Any]:
-    by_workload: dict[tuple[str, str], list[Replica]] = {}
-    for replica in replicas:
-        by_workload.setdefault((replica.metadata.tenant, replica.spec.workload), []).append(replica)
-    reasons = pending_reasons(decisions)
-    progress = {}
-    for workload in workloads:
-        key = workload.metadata.tenant, workload.metadata.name
-        progress[key] = summarize_progress(workload, by_workload.get(key, []), reasons)
-    return progress
-
-
-async def decisions_of(api: Api, tenant: str) -> list[Decision]:
-    """Return the decisions that left replicas pending."""
+async def _pending_reasons(api: Api, tenant: str) -> PendingReasons:
+    """Return why replicas are pending, according to the recorded decisions."""
     result = await or_none(api.list(Decision, tenant=tenant, fields="spec.verdict!=bound"))
-    return list(result.items) if result is not None else []
+    decisions = () if result is None else result.items
+    return pending_reasons((decision.metadata.revision, decision.spec) for decision in decisions)
 
 
 async def or_none(request: Any) -> Any:

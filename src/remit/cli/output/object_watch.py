@@ -5,31 +5,21 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from msgspec import Raw
 
 from remit.cli.output.console import FAINT, Cell, Cells, Sheet, console
 from remit.cli.output.object_columns import AGE, RowContext, columns_of, endpoint_columns, endpoint_row, row_of
-from remit.cli.output.object_list import (
-    ListOptions,
-    ObjectList,
-    decisions_of,
-    load_row_context,
-    name_of,
-    progress_of,
-    sort_objects,
-)
+from remit.cli.output.object_list import ListOptions, ObjectList, load_row_context, name_of, sort_objects
 from remit.cli.output.serialization import escape_json, to_builtins
 from remit.cli.session.kind_names import ENDPOINTS, ObjectRef, is_tenant_scoped
 from remit.cli.session.object_lookup import class_of
-from remit.cli.session.workload_progress import summarize_progress
-from remit.client.api import Changed, Deleted, Synced
-from remit.model.kinds import Workload
+from remit.client.api import ApiError, Changed, Deleted, Synced, Unanswered
 from remit.model.objects import encode
 from remit.model.problems import escaped
-from remit.model.records import Phase, Replica
+from remit.model.records import Replica
 from remit.model.wire.api_types import WatchLine
 from remit.world.clock import BootClock
 
@@ -38,6 +28,12 @@ if TYPE_CHECKING:
     from remit.client.api import Api
 
 Key = tuple[str, str]
+
+REFRESH_PAUSE_MS: Final = 300
+"""Pause between two requests for the progress of changed workloads."""
+
+NAMED_REFRESH_MAX: Final = 8
+"""Workloads whose progress is requested one by one. If more have changed, all are listed."""
 
 
 async def show_watch(
@@ -50,6 +46,7 @@ async def show_watch(
         async with asyncio.TaskGroup() as group:  # workload rows show the state of replicas, so replicas are watched too
             group.create_task(rows.follow())
             group.create_task(rows.follow_replicas())
+            group.create_task(rows.refresh_workloads())
     else:
         await rows.follow()
 
@@ -65,12 +62,15 @@ class _Rows:
         self._api, self._context, self._kind, self._names, self._options = api, context, kind, names, options
         self._all_tenants = context.all_tenants and (kind == ENDPOINTS or is_tenant_scoped(kind))
         self._objects: dict[Key, Any] = {}
-        self._replicas: dict[Key, Replica] = {}
         self._printed: dict[Key, list[str]] = {}
         self._row_context = RowContext()
-        self._synced = False
-        self._replicas_synced = asyncio.Event()
-        self._refresh_lock = asyncio.Lock()
+        self._synced = asyncio.Event()
+        """Set when the initial objects have been printed."""
+        self._revision = 0
+        """Revision of the initial objects."""
+        self._stale_workloads: dict[Key, None] = {}
+        """Workloads that have changed, or whose replicas have, since their progress was requested."""
+        self._has_stale = asyncio.Event()
         columns = (
             endpoint_columns(all_tenants=self._all_tenants)
             if kind == ENDPOINTS
@@ -87,7 +87,8 @@ class _Rows:
                     await self._on_changed(event.object, event.revision)
                 case Deleted():
                     await self._on_deleted(event)
-                case Synced() if not self._synced:
+                case Synced() if not self._synced.is_set():
+                    self._revision = event.revision
                     await self._print_initial()
 
     def _watch(self) -> AsyncIterator[Any]:
@@ -101,23 +102,18 @@ class _Rows:
     async def _print_initial(self) -> None:
         """Print the initial objects, sorted, as one table."""
         if self._options.output not in ("table", "wide"):
-            self._synced = True
+            self._synced.set()
             return
         self._row_context = await self._load(list(self._objects.values()))
         for obj in sort_objects(self._objects.values(), self._options.sort_by):
             self._record_row(obj)
         self._sheet.show(self._row(obj) for obj in sort_objects(self._objects.values(), self._options.sort_by))
         sys.stdout.flush()
-        self._synced = True
-        for key in list(self._objects) if self._kind == "Workload" else ():
-            await self._recount(key)  # replicas may have changed while their pending reasons were loaded
+        self._synced.set()
 
     async def _load(self, objects: list[Any]) -> RowContext:
         if self._kind == ENDPOINTS:
             return RowContext()
-        if self._kind == "Workload":
-            await self._replicas_synced.wait()
-            return await self._progress(objects)
         return await load_row_context(self._api, ObjectList(self._kind, objects, complete=not self._names))
 
     def _is_selected(self, obj: Any) -> bool:
@@ -131,7 +127,9 @@ class _Rows:
             _print_json(WatchLine(type="changed", revision=revision, object=Raw(encode(to_builtins(obj)))))
         elif self._options.output == "name":
             _print_line(name_of(obj, self._context))
-        elif self._synced:
+        elif self._synced.is_set() and self._kind == "Workload":
+            self._mark_stale(_key(obj))
+        elif self._synced.is_set():
             await self._refresh(obj)
             self._show(obj)
 
@@ -145,36 +143,21 @@ class _Rows:
             _print_json(WatchLine(type="deleted", revision=event.revision, object=Raw(encode(deleted))))
         elif self._options.output == "name":
             _print_line(f"{name_of(obj, self._context)} deleted")
-        elif self._synced:
+        elif self._synced.is_set():
             row = [Cell(_text(cell), FAINT) for cell in self._row(obj)]
             row[2 if self._all_tenants else 1] = Cell("deleted", FAINT)
             self._sheet.show([row])
             sys.stdout.flush()
 
-    async def _progress(self, workloads: list[Workload]) -> RowContext:
-        """Compute the progress from the watched replicas. Decisions are requested only if a replica is pending."""
-        members = self._members({_key(workload) for workload in workloads})
-        tenants = sorted({workload.metadata.tenant for workload in workloads})
-        any_pending = any(replica.status.phase is Phase.PENDING for replica in members)
-        decisions = await decisions_of(self._api, tenants[0] if len(tenants) == 1 else "") if any_pending else []
-        return RowContext(progress=progress_of(workloads, members, decisions), wall=BootClock().wall())
-
-    def _members(self, keys: set[Key]) -> list[Replica]:
-        return [replica for replica in self._replicas.values() if (replica.metadata.tenant, replica.spec.workload) in keys]
-
     async def _refresh(self, obj: Any) -> None:
-        """Reload the data that the row needs besides the object. The lock keeps an older answer from replacing a newer one."""
-        async with self._refresh_lock:
-            if self._kind not in ("Workload", "Replica"):
-                self._row_context = self._row_context._replace(wall=BootClock().wall())
-                return
-            loaded, previous = await self._load([obj]), self._row_context
-            self._row_context = RowContext(
-                {**previous.progress, **loaded.progress},
-                {**previous.reasons, **loaded.reasons},
-                replicas={**previous.replicas, **loaded.replicas},
-                wall=loaded.wall,
-            )
+        """Reload the data that the row needs besides the object."""
+        if self._kind != "Replica":
+            self._row_context = self._row_context._replace(wall=BootClock().wall())
+            return
+        loaded, previous = await self._load([obj]), self._row_context
+        self._row_context = RowContext(
+            reasons={**previous.reasons, **loaded.reasons}, replicas={**previous.replicas, **loaded.replicas}, wall=loaded.wall
+        )
 
     def _show(self, obj: Any) -> None:
         if self._record_row(obj):
@@ -195,32 +178,52 @@ class _Rows:
             return endpoint_row(obj, all_tenants=self._all_tenants)
         return row_of(obj, self._row_context, all_tenants=self._all_tenants)
 
-    # -- replicas of workloads -------------------------------------------------------------------------------------------------
+    # -- progress of workloads -------------------------------------------------------------------------------------------------
 
     async def follow_replicas(self) -> None:
-        """Watch replicas, and print the row of their workload again when its stages change."""
-        async for event in self._api.watch(Replica, tenant=self._context.tenant):
-            key: Key | None = None
+        """Watch changes of replicas, and mark the progress of their workloads as stale."""
+        await self._synced.wait()
+        async for event in self._api.watch(Replica, tenant=self._context.tenant, after=self._revision):
             match event:
                 case Changed():
-                    self._replicas[_key(event.object)] = event.object
-                    key = event.object.metadata.tenant, event.object.spec.workload
+                    self._mark_stale((event.object.metadata.tenant, event.object.spec.workload))
                 case Deleted():
-                    deleted = self._replicas.pop((event.tenant, event.name), None)
-                    key = (deleted.metadata.tenant, deleted.spec.workload) if deleted is not None else None
-                case Synced():
-                    self._replicas_synced.set()
-            if self._synced and self._replicas_synced.is_set() and key is not None:
-                await self._recount(key)
+                    self._mark_stale((event.tenant, event.name.rpartition("-")[0]))
 
-    async def _recount(self, key: Key) -> None:
-        obj: Workload | None = self._objects.get(key)
-        previous = self._row_context.progress.get(key)
-        if obj is None:
-            return
-        if previous is None or summarize_progress(obj, self._members({key})).stages != previous.stages:
-            await self._refresh(obj)
-            self._show(obj)
+    def _mark_stale(self, key: Key) -> None:
+        if key in self._objects:
+            self._stale_workloads[key] = None
+            self._has_stale.set()
+
+    async def refresh_workloads(self) -> None:
+        """Request the progress of stale workloads, at most once per pause, and print the rows that have changed."""
+        while True:
+            await self._has_stale.wait()
+            self._has_stale.clear()
+            stale, self._stale_workloads = self._stale_workloads, {}
+            if await self._load_progress([self._objects[key] for key in stale if key in self._objects]):
+                for key in stale:
+                    if key in self._objects:
+                        self._show(self._objects[key])
+            else:
+                self._stale_workloads = {**stale, **self._stale_workloads}
+                self._has_stale.set()
+            await BootClock().sleep_ms(REFRESH_PAUSE_MS)
+
+    async def _load_progress(self, workloads: list[Any]) -> bool:
+        """Update the progress of these workloads. Returns False if the server did not answer; the watch goes on."""
+        try:
+            complete = len(workloads) > NAMED_REFRESH_MAX
+            loaded = await load_row_context(self._api, ObjectList("Workload", workloads, complete=complete))
+        except Unanswered:
+            return False
+        except ApiError as error:
+            if error.status in (401, 403):
+                raise
+            return False
+        progress = {**self._row_context.progress, **loaded.progress}
+        self._row_context = RowContext({key: progress[key] for key in progress if key in self._objects}, wall=loaded.wall)
+        return True
 
 
 def _key(obj: Any) -> Key:

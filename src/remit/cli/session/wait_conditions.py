@@ -14,14 +14,23 @@ from remit.cli.output.console import BAD, GOOD, UNSURE, console
 from remit.cli.session.kind_names import ObjectRef
 from remit.cli.session.object_lookup import NOT_FOUND, class_of
 from remit.cli.session.server_call import CommandError, UnplacedError
-from remit.cli.session.workload_progress import ProgressSummary, format_funnel, funnel, is_rolled_out, summarize_progress
+from remit.cli.session.workload_progress import (
+    RUNNING_PHASES,
+    count_in,
+    format_funnel,
+    format_limit,
+    funnel,
+    is_rolled_out,
+    load_progress,
+)
 from remit.client.api_caller import ApiError
-from remit.law.workload_rules import condition_of, pending_reasons
+from remit.law.workload_rules import condition_of
 from remit.model.kinds import Node, Workload
 from remit.model.metadata import Condition
 from remit.model.problems import escaped
-from remit.model.records import Decision, Phase, Replica
+from remit.model.records import Phase, Replica
 from remit.model.resources import format_duration, parse_duration
+from remit.model.wire.api_types import WorkloadProgressItem
 from remit.world.clock import BootClock
 
 if TYPE_CHECKING:
@@ -175,56 +184,46 @@ class WorkloadReady:
             if error.status != NOT_FOUND:
                 raise
             return DELETED
-        fields = f"spec.workload={self._workload}"
-        replicas = list((await api.list(Replica, tenant=self._tenant, fields=fields)).items)
-        decisions: Sequence[Decision] = ()
-        if any(replica.status.phase is Phase.PENDING for replica in replicas):
-            decisions = (await api.list(Decision, tenant=self._tenant, fields="spec.verdict!=bound")).items
-        progress = summarize_progress(workload, replicas, pending_reasons(decisions))
-        return workload_goal_status(workload, replicas, progress, must_complete=self._must_complete)
+        progress = await load_progress(api, self._workload, self._tenant)
+        return DELETED if progress is None else workload_goal_status(workload, progress, must_complete=self._must_complete)
 
 
-def workload_goal_status(
-    workload: Workload, replicas: Sequence[Replica], progress: ProgressSummary, *, must_complete: bool = False
-) -> GoalStatus:
+def workload_goal_status(workload: Workload, progress: WorkloadProgressItem, *, must_complete: bool = False) -> GoalStatus:
     """Return whether the workload is ready. With `must_complete`, a job must have completed."""
-    text = f"{format_funnel(funnel(replicas, progress.desired, workload.spec.type))} of {progress.desired:,}"
+    text = f"{format_funnel(funnel(progress, workload.spec.type))} of {progress.desired:,}"
     if workload.metadata.deleting:  # its desired number is 0, so the numbers alone would look like success
         return GoalStatus(False, text, failed="it is being deleted", fix=DELETED.fix)
     failed = condition_of(workload.status.conditions, "Failed")
     if failed is not None and failed.status == "True" and failed.observed_generation == workload.metadata.generation:
         return GoalStatus(False, text, failed=f"failed ({failed.reason})" + (f": {failed.message}" if failed.message else ""))
-    if _is_ready(workload, replicas, progress, must_complete):
+    if _is_ready(workload, progress, must_complete):
         return GoalStatus(True, text)
-    limit = ": ".join(part for part in (progress.limit, progress.detail if progress.limit else "") if part)
+    limit = format_limit(progress)
     if not limit and workload.spec.type != "job" and not is_rolled_out(workload):
         limit = "controllers have not reported this generation as rolled out yet"
-    return GoalStatus(False, text, placed=_is_placed(workload, replicas, progress), limit=limit)
+    return GoalStatus(False, text, placed=_is_placed(workload, progress), limit=limit)
 
 
-def _is_ready(workload: Workload, replicas: Sequence[Replica], progress: ProgressSummary, must_complete: bool) -> bool:
+def _is_ready(workload: Workload, progress: WorkloadProgressItem, must_complete: bool) -> bool:
     if workload.spec.type != "job":
         return is_rolled_out(workload) and progress.ready >= progress.desired
     if progress.desired and progress.done >= progress.desired:
         return True
-    running = sum(replica.status.phase in _STARTED_PHASES for replica in replicas)
-    return not must_complete and running + progress.done >= min(workload.spec.replicas, progress.desired)
+    running = count_in(progress, *RUNNING_PHASES, Phase.FINISHED)
+    return not must_complete and running >= min(workload.spec.replicas, progress.desired)
 
 
-def _is_placed(workload: Workload, replicas: Sequence[Replica], progress: ProgressSummary) -> bool:
-    if any(replica.status.phase in _UNPLACED_PHASES for replica in replicas):
+def _is_placed(workload: Workload, progress: WorkloadProgressItem) -> bool:
+    if count_in(progress, *_UNPLACED_PHASES):
         return False
-    if progress.limit == "rollout":  # missing replicas were placed and have failed
+    if progress.limit.code == "rollout":  # missing replicas were placed and have failed
         return True
-    present = sum(replica.status.phase is not Phase.RELEASED for replica in replicas)
-    if workload.spec.type == "job":
-        return present + progress.done >= min(workload.spec.replicas, progress.desired)
-    return present >= progress.desired
+    wanted = min(workload.spec.replicas, progress.desired) if workload.spec.type == "job" else progress.desired
+    return sum(progress.stages.values()) >= wanted
 
 
 NAMED_MAX: Final = 3
 _UNPLACED_PHASES: Final = (Phase.PENDING, Phase.RESERVED)
-_STARTED_PHASES: Final = (Phase.RUNNING, Phase.READY, Phase.SERVING, Phase.FINISHED)
 _TERMINAL_PHASES: Final = (Phase.FAILED, Phase.RELEASED, Phase.FINISHED)
 _OFF_NODE_PHASES: Final = (Phase.PENDING, Phase.RELEASED)
 _OPPOSITE_CONDITION: Final = {"Complete": "Failed", "Failed": "Complete"}

@@ -1,104 +1,101 @@
-"""Progress of a workload by stage, for tables and for waiting. What limits it is decided in law/workload_rules.py."""
+"""Requests the progress of workloads, and formats it for tables and for waiting. The server computes it."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
-from remit.law.workload_rules import (
-    ROLLED_OUT,
-    TARGET_PHASES,
-    PendingReasons,
-    completed_replicas,
-    condition_of,
-    desired_replicas,
-    existing_replicas,
-    limit_of,
-)
+from remit.cli.session.server_call import CommandError
+from remit.client.api_caller import ApiError
+from remit.law.workload_rules import DONE, QUEUED, ROLLED_OUT, condition_of
 from remit.model.kinds import Workload
-from remit.model.records import Phase, Replica
+from remit.model.records import Phase
+from remit.model.wire.api_types import WorkloadProgressItem
+
+if TYPE_CHECKING:
+    from remit.client.api import Api
 
 P = Phase
-QUEUED: Final = "queued"
-
+NOT_FOUND: Final = "not_found"
+NO_SUCH_PATH: Final = "no_such_path"
 
 STAGES: Final = (
-    ("scheduled", frozenset({P.RESERVED, P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED})),
-    ("bound", frozenset({P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED})),
-    ("starting", frozenset({P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED})),
-    ("ready", frozenset({P.READY, P.SERVING})),
-    ("serving", frozenset({P.SERVING})),
+    ("scheduled", (P.RESERVED, P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED)),
+    ("bound", (P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED)),
+    ("starting", (P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED)),
+    ("ready", (P.READY, P.SERVING)),
+    ("serving", (P.SERVING,)),
 )  # fmt: skip
 """Stages of a replica, each with the phases that have reached it."""
 
-_PLACED_PHASES: Final = frozenset({P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED})
-_OK: Final = "ok"
-NO_REASONS: Final[PendingReasons] = {}
+RUNNING_PHASES: Final = (P.RUNNING, P.READY, P.SERVING)
 
 
-class ProgressSummary(NamedTuple):
-    """Progress of one workload. `stages` counts its replicas by phase (pending ones as queued); `limit` is the code of a
-    reason, or a phase.
-    """
-
-    desired: int
-    ready: int
-    placed: int
-    done: int
-    stages: Mapping[str, int]
-    limit: str = ""
-    detail: str = ""
-    never: bool = False
-
-    @property
-    def settled(self) -> bool:
-        return not self.limit
+async def load_progress(api: Api, name: str, tenant: str) -> WorkloadProgressItem | None:
+    """Return the progress of one workload; None if it does not exist."""
+    with _supported():
+        try:
+            return await api.workload_progress(name, tenant=tenant)
+        except ApiError as error:
+            if error.code != NOT_FOUND:
+                raise
+            return None
 
 
-def summarize_progress(
-    workload: Workload, replicas: Sequence[Replica], reasons: PendingReasons = NO_REASONS
-) -> ProgressSummary:
-    """Summarize a workload from all of its replicas."""
-    spec = workload.spec
-    counts = Counter(replica.status.phase for replica in replicas)
-    done = completed_replicas(replicas)
-    desired = desired_replicas(workload, existing_replicas(spec.type, counts))
-    ready = done if spec.type == "job" else sum(counts[phase] for phase in TARGET_PHASES[spec.type])
-    placed = sum(counts[phase] for phase in _PLACED_PHASES if spec.type != "job" or phase is not P.FINISHED)
-    stages = {QUEUED if phase is P.PENDING else phase.value: counts[phase] for phase in Phase if _is_counted(phase, counts)}
-    if spec.type == "job" and done:
-        stages = {**{name: count for name, count in stages.items() if name != P.FINISHED.value}, "done": done}
-    return ProgressSummary(desired, ready, placed, done, stages, *limit_of(workload, replicas, reasons))
+async def list_progress(api: Api, tenant: str) -> Sequence[WorkloadProgressItem]:
+    """Return the progress of all workloads of a tenant, or of all tenants."""
+    with _supported():
+        return (await api.list_workload_progress(tenant=tenant)).items
 
 
-def _is_counted(phase: Phase, counts: Mapping[Phase, int]) -> bool:
-    return bool(counts[phase]) and phase is not P.RELEASED
+@contextmanager
+def _supported() -> Iterator[None]:
+    """Report a server that cannot compute progress."""
+    try:
+        yield
+    except ApiError as error:
+        if error.code != NO_SUCH_PATH:
+            raise
+        raise CommandError(
+            "this server is older than this command and does not report the progress of workloads", "upgrade the server"
+        ) from error
 
 
-def format_stages(progress: ProgressSummary) -> str:
+def format_stages(progress: WorkloadProgressItem) -> str:
     """Format the stages as `serving 4, queued 2`, the furthest first."""
     return ", ".join(f"{name} {count:,}" for name, count in reversed(list(progress.stages.items()))) or "none"
 
 
-def funnel(replicas: Sequence[Replica], desired: int, kind: str) -> list[tuple[str, int]]:
-    """Count the replicas that have reached each stage."""
-    present = [replica for replica in replicas if replica.status.phase is not P.RELEASED or replica.status.result == _OK]
-    stages = [(name, sum(_has_reached(replica, phases) for replica in present)) for name, phases in STAGES]
+def format_limit(progress: WorkloadProgressItem) -> str:
+    """Format the limit as `CODE: DETAIL`; empty if nothing limits the workload."""
+    limit = progress.limit
+    return ": ".join(part for part in (limit.code, limit.detail) if part) if limit.code else ""
+
+
+def count_in(progress: WorkloadProgressItem, *phases: Phase) -> int:
+    """Return how many replicas are in these phases. Completed replicas count as finished."""
+    names = [QUEUED if phase is P.PENDING else phase.value for phase in phases if phase is not P.FINISHED]
+    return sum(progress.stages.get(name, 0) for name in names) + (_finished(progress) if P.FINISHED in phases else 0)
+
+
+def _finished(progress: WorkloadProgressItem) -> int:
+    return max(progress.done, progress.stages.get(P.FINISHED.value, 0))
+
+
+def funnel(progress: WorkloadProgressItem, kind: str) -> list[tuple[str, int]]:
+    """Return how many replicas have reached each stage. Completed replicas are included, although they may be released."""
+    present = sum(count for name, count in progress.stages.items() if name not in (P.FINISHED.value, DONE))
+    stages = [(name, count_in(progress, *phases)) for name, phases in STAGES]
     if kind == "job":
-        runs = sum(_has_reached(replica, TARGET_PHASES["job"]) for replica in present)
-        stages = [*stages[:3], ("running", runs), ("done", sum(replica.status.result == _OK for replica in present))]
-    return [("admitted", desired), ("queued", len(present)), *stages]
+        stages = [*stages[:3], ("running", count_in(progress, *RUNNING_PHASES, P.FINISHED)), (DONE, progress.done)]
+    return [("admitted", progress.desired), (QUEUED, present + _finished(progress)), *stages]
 
 
 def format_funnel(stages: Sequence[tuple[str, int]]) -> str:
     """Format a funnel as `queued 6 > bound 4 > serving 0`. Of stages with equal counts only the furthest is shown."""
     named = [one for one, after in zip(stages, [*stages[1:], ("", -1)], strict=True) if one[1] != after[1]]
     return " > ".join(f"{name} {count:,}" for name, count in named)
-
-
-def _has_reached(one: Replica, phases: frozenset[Phase]) -> bool:
-    return one.status.phase in phases or (one.status.result == _OK and P.FINISHED in phases)
 
 
 def is_rolled_out(workload: Workload) -> bool:

@@ -2,7 +2,7 @@
 
 Services and daemons have Admitted, Scheduled, Ready, Available and Progressing; jobs have Admitted, Scheduled, and Complete
 or Failed. Each carries the generation that it describes. None contains a count, because every change of the count would be a
-write: readers count the replicas themselves (law/workload_rules.py).
+write: progress is computed when it is read (law/workload_rules.py).
 
 A condition that becomes true is written at once. One that becomes false is written only if it stays false for
 `condition_debounce_ms`, so that short interruptions cost no writes. For a job both directions wait, because most jobs are
@@ -31,7 +31,7 @@ from remit.correction.controllers.desired_replicas import (
 from remit.correction.framework.actions import Action, ReconcileResult, RequeueAfter, update_condition
 from remit.correction.framework.loop import ReconcileTime
 from remit.law.timing import Timing
-from remit.law.workload_rules import condition_of, progress
+from remit.law.workload_rules import condition_of, stage_reason
 from remit.model.claims import Delete, Refused
 from remit.model.kinds import Workload
 from remit.model.records import Phase, ReplicaStatus
@@ -170,7 +170,7 @@ class WorkloadConditions:
         self._finished.pop(uid, None)
         yield from self._update_admitted(workload, time)
         is_waiting = bool(diff.spawn) or any(row.obj.status.phase in UNPLACED_PHASES for row in members)
-        bad = _limiting_stage(workload, workload.spec.replicas, members) if is_waiting else ""
+        bad = _stage_reason(workload, workload.spec.replicas, members) if is_waiting else ""
         yield from self._update_debounced(
             workload, "Scheduled", bad, "AllBound", _no_node(workload) if bad == "Queued" else "", time
         )
@@ -196,7 +196,7 @@ class WorkloadConditions:
         current = [row for row in live if self._desired.is_current(workload, row.obj)]
         available_rows, minimum = available(workload, live), available_min(spec, desired)
         ready = sum(self._desired.is_current(workload, row.obj) for row in available_rows)
-        limit = _limiting_stage(workload, placeable, current) or "NotReady"
+        limit = _stage_reason(workload, placeable, current) or "NotReady"
         bad = limit if sum(row.obj.status.phase not in UNPLACED_PHASES for row in current) < placeable else ""
         yield from self._update_admitted(workload, time)
         yield from self._update_debounced(
@@ -278,8 +278,8 @@ def _last_result(status: ReplicaStatus) -> str:
     return f"{status.result} {status.reason}".strip()[:MESSAGE_CHARS_MAX] if status.result else ""
 
 
-def _limiting_stage(workload: Workload, desired: int, members: Sequence[CachedRow]) -> str:
-    return progress(workload.spec.type, desired, (row.obj.status.phase for row in members)).limit
+def _stage_reason(workload: Workload, desired: int, members: Sequence[CachedRow]) -> str:
+    return stage_reason(workload.spec.type, desired, (row.obj.status.phase for row in members))
 
 
 def _no_node(workload: Workload) -> str:

@@ -275,6 +275,36 @@ class ReplicaTop(ApiType, frozen=True, kw_only=True):
     age_ms: Natural | None = None
 
 
+class WorkloadLimit(ApiType, frozen=True, kw_only=True):
+    """The obstacle between a workload and its desired state; empty if there is none. `code` is the code of a reason, or a
+    phase. `never`: only a change of the spec can help.
+    """
+
+    code: str = ""
+    detail: str = ""
+    never: bool = False
+
+
+class WorkloadProgressItem(ApiType, frozen=True, kw_only=True):
+    """Progress of one workload and what limits it. `revision` is that of the workload. `stages` counts replicas by phase:
+    pending ones as `queued`, completed ones of a job as `done`, released ones not at all.
+    """
+
+    tenant: str
+    name: str
+    revision: Natural
+    desired: Natural = 0
+    ready: Natural = 0
+    placed: Natural = 0
+    done: Natural = 0
+    stages: dict[str, int] = field(default_factory=dict)
+    limit: WorkloadLimit = WorkloadLimit()
+    cache_revision: Natural = 0
+    """Revision of the watch cache that the progress was computed from."""
+    cache_age_ms: Natural = 0
+    """Time since that revision was received."""
+
+
 class HistoryEvent(ApiType, frozen=True, kw_only=True):
     """An event about `regarding` that happened `count` times, from `first` to `at` by wall clocks."""
 

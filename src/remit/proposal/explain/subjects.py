@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from remit.law.workload_rules import (
+    QUEUED,
     Limit,
     desired_replicas,
     existing_replicas,
@@ -46,7 +47,6 @@ from remit.proposal.placement.plugins import BUILTIN_FILTERS
 
 HISTORY_MAX: Final = 50
 GROUPS_MAX: Final = 8
-QUEUED: Final = "queued"
 _REASONS: Final = {filter_.name: filter_.code.value for filter_ in BUILTIN_FILTERS}
 
 

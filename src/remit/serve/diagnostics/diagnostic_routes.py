@@ -26,6 +26,7 @@ from remit.model.wire.api_types import (
     PlanAnswer,
     ReplicaTop,
     WatchLine,
+    WorkloadProgressItem,
 )
 from remit.proposal.explain.capacity import COUNT_MAX, CapacityAnswer
 from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExplanation
@@ -48,8 +49,8 @@ from remit.serve.http.routes import AGENT_COST, LIST_COST, TRIAL_COST, BodySpec,
 from remit.serve.http.streams import StreamResponse
 from remit.serve.http.streams import watch_response as streamed
 from remit.serve.objects.dry_run import plan
-from remit.serve.objects.object_routes import AFTER, MANIFESTS_BODY, WATCH
-from remit.serve.objects.reads import json_response
+from remit.serve.objects.object_routes import AFTER, CONTINUE, LIMIT, MANIFESTS_BODY, WATCH
+from remit.serve.objects.reads import decode_continue, encode_continue, json_response, key_prefix
 from remit.serve.objects.rendering import redact_other_tenants
 from remit.serve.server_context import ServerContext
 
@@ -71,6 +72,18 @@ async def get_workload_explanation(request: RequestContext, server: ServerContex
 async def get_replica_explanation(request: RequestContext, server: ServerContext) -> Response:
     explanation = await explain_replica(server.snapshots, request.tenant, request.path["name"], request.query["node"])
     return diagnostic_response(await add_startup_progress(explanation, server.authority.standby), request)
+
+
+async def get_workload_progress(request: RequestContext, server: ServerContext) -> Response:
+    return diagnostic_response(await server.workload_progress.read(request.tenant, request.path["name"]))
+
+
+async def list_workload_progress(request: RequestContext, server: ServerContext) -> Response:
+    prefix = key_prefix("Workload", request.tenant or request.query["tenant"])
+    _, after = decode_continue(request.query["continue"], prefix)
+    revision, items, rest = await server.workload_progress.read_page(prefix, after, request.query["limit"])
+    metadata = ListMeta(revision=revision, next=encode_continue(revision, rest) if rest else "")
+    return diagnostic_response(ListOf(kind="WorkloadProgressList", metadata=metadata, items=items))
 
 
 async def get_capacity(request: RequestContext, server: ServerContext) -> Response:
@@ -197,6 +210,27 @@ DIAGNOSTIC_ROUTES: Final = (
         (NODE_PARAMETER,),
         responses=(ResponseSpec(200, "the explanation", ReplicaExplanation),),
         cost=TRIAL_COST,
+    ),
+    Route(
+        "GET",
+        "/v1/tenants/{tenant}/workloads/{name}/progress",
+        "workloadProgress",
+        "Show how far a workload has come, and what limits it.",
+        get_workload_progress,
+        "diagnostics",
+        responses=(ResponseSpec(200, "the progress", WorkloadProgressItem),),
+        cost=LIST_COST,
+    ),
+    Route(
+        "GET",
+        "/v1/workloads/progress",
+        "listWorkloadProgress",
+        "List how far workloads have come, and what limits each.",
+        list_workload_progress,
+        "diagnostics",
+        (Parameter("tenant", str, "only workloads of this tenant", default=""), LIMIT, CONTINUE),
+        responses=(ResponseSpec(200, "a page of workloads, each as of the revision it names", ListOf[WorkloadProgressItem]),),
+        cost=LIST_COST,
     ),
     Route(
         "POST",

@@ -50,19 +50,14 @@ LABELS: Final = Parameter(
 FIELDS: Final = Parameter("fieldSelector", str, "for example status.phase=pending, spec.type!=job", default="")
 WATCH: Final = Parameter("watch", bool, "true: stream changes, one JSON line each, instead of a list", default=False)
 AFTER: Final = Parameter("after", Natural, "watch changes after this revision; default: from now on")
-LIST_PARAMETERS: Final = (
-    LABELS,
-    FIELDS,
-    Parameter(
-        "limit",
-        Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)],
-        f"maximum number of objects, 1 to {LIST_LIMIT_MAX}",
-        default=LIST_LIMIT,
-    ),
-    Parameter("continue", str, "`metadata.continue` of the previous page", default=""),
-    WATCH,
-    AFTER,
+LIMIT: Final = Parameter(
+    "limit",
+    Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)],
+    f"maximum number of objects, 1 to {LIST_LIMIT_MAX}",
+    default=LIST_LIMIT,
 )
+CONTINUE: Final = Parameter("continue", str, "`metadata.continue` of the previous page", default="")
+LIST_PARAMETERS: Final = (LABELS, FIELDS, LIMIT, CONTINUE, WATCH, AFTER)
 
 
 def for_kind(handle: KindHandler, kind: str) -> Handler:

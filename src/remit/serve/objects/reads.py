@@ -251,10 +251,10 @@ def selector_from_query(request: RequestContext, kind: str) -> Selector:
 
 async def get_list(request: RequestContext, server: ServerContext, kind: str) -> Response:
     prefix = key_prefix(kind, request.tenant)
-    revision, after = _decode_continue(request.query["continue"], prefix)
+    revision, after = decode_continue(request.query["continue"], prefix)
     selector = selector_from_query(request, kind)
     rows, revision, rest = await _page(server, prefix, after, request.query["limit"], revision, selector)
-    token = _encode_continue(revision, rest) if rest else ""
+    token = encode_continue(revision, rest) if rest else ""
     return Response(
         render_list(kind, (shown_object(kind, row.value, row.revision) for row in rows), revision, token), media_type=JSON
     )
@@ -286,11 +286,11 @@ async def _page(
         page_rows = max(1, min(_SCAN_ROWS, PAGE_BYTES_MAX * scanned // max(scanned_bytes, 1)))
 
 
-def _encode_continue(revision: int, after: str) -> str:
+def encode_continue(revision: int, after: str) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode((revision, after))).decode().rstrip("=")
 
 
-def _decode_continue(token: str, prefix: str) -> tuple[int, str]:
+def decode_continue(token: str, prefix: str) -> tuple[int, str]:
     """Decode a continue token: the revision of the first page, and the last key that was returned."""
     if not token:
         return 0, ""

@@ -25,7 +25,6 @@ from remit.cli.output.object_columns import (
 )
 from remit.cli.output.object_list import natural_key, sort_objects
 from remit.cli.output.terminal import LINE_CHARS_MAX, LineDecoder, escape_terminal
-from remit.cli.session.workload_progress import ProgressSummary
 from remit.law.workload_rules import PendingReason
 from remit.model.kinds import Node, NodeSpec, Template, Workload, WorkloadSpec
 from remit.model.manifests.reader import read
@@ -54,7 +53,15 @@ from remit.model.records import (
     SummarySpec,
 )
 from remit.model.resources import Amount
-from remit.model.wire.api_types import EndpointItem, HistoryEvent, NodeTop, ReplicaTop, ResourceUsage
+from remit.model.wire.api_types import (
+    EndpointItem,
+    HistoryEvent,
+    NodeTop,
+    ReplicaTop,
+    ResourceUsage,
+    WorkloadLimit,
+    WorkloadProgressItem,
+)
 from tests.tidy.source_tree import ROOT
 
 WALL = "2026-01-01T00:10:00.000Z"
@@ -142,12 +149,15 @@ def test_every_kind_has_as_many_cells_as_columns() -> None:
 
 def workload_table(stages: dict[str, int], **options: Any) -> str:
     obj = Workload(metadata=Metadata(name="web", tenant="risk"), spec=spec_of_work())
-    row_context = RowContext(progress={("risk", "web"): ProgressSummary(6, 4, 4, 0, stages, **options)}, wall=WALL)
+    progress = WorkloadProgressItem(
+        tenant="risk", name="web", revision=1, desired=6, ready=4, placed=4, stages=stages, limit=WorkloadLimit(**options)
+    )
+    row_context = RowContext(progress={("risk", "web"): progress}, wall=WALL)
     return render_table(columns_of("Workload", all_tenants=False), [row_of(obj, row_context, all_tenants=False)])
 
 
 def test_workload_row_shows_stages_and_limit() -> None:
-    text = workload_table({"queued": 2, "serving": 4}, limit="no_room", detail="cpu 200m short on n1")
+    text = workload_table({"queued": 2, "serving": 4}, code="no_room", detail="cpu 200m short on n1")
     assert text.splitlines() == [
         "NAME   TYPE      READY   STAGES                LIMITED BY                      AGE",
         "web    service     4/6   serving 4, queued 2   no_room: cpu 200m short on n1     -",
