@@ -1,4 +1,4 @@
-"""RPC over a link: endpoint stub and service, order feed, secret material.
+"""RPC over a link: endpoint stub and service, stream of assignments, delivery of secret material.
 
 Encodes calls and replies. The world's `Link` transports the bytes; authority_client.py retries.
 
@@ -6,7 +6,7 @@ Encodes calls and replies. The world's `Link` transports the bytes; authority_cl
 its meaning over the network: a call that was never received is `NotLeader`, one that was received but not answered is
 `OutcomeUnknown`, and failures that the endpoint itself reports are encoded in the reply.
 
-The order feed and the material source use one of a scope's servers and switch to the next after a failure.
+The assignment stream and the material source use one of a scope's servers and switch to the next after a failure.
 """
 
 from __future__ import annotations

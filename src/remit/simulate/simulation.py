@@ -257,8 +257,8 @@ class Simulation(RunObserver):
         return chosen
 
     def _core(self, stopped_for_good: list[SimProcess], *, calm: bool = True) -> Core:
-        """Everything that works from now on. All roles are in it: each is held by lease, and any live process of the kind can
-        take it.
+        """Return the healthy core: everything that must work from now on. It contains all roles, because a role is held by
+        lease, which any live process of its kind can acquire.
         """
         placing = self.scenario.cluster.scopes_with_nodes
         dead = {

@@ -33,7 +33,7 @@ _SPAWN_CLAIM_MAX = 10_000
 
 
 class WorkloadController(Controller):
-    """Keys: workloads."""
+    """The workload controller. Keys: workloads."""
 
     permissions = ControllerPermissions(
         Role.WORKLOADS,
