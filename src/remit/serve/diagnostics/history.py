@@ -173,7 +173,7 @@ _FAILURE_TRANSITIONS: Final = frozenset({"crash", "doubt", "distrust", "lose", "
 
 
 class AccountChange(Struct, frozen=True, kw_only=True):
-    """One line of a watch: something happened."""
+    """One line of an event watch: an event occurred, or occurred again."""
 
     type: Literal["changed"] = "changed"
     revision: int
@@ -181,7 +181,7 @@ class AccountChange(Struct, frozen=True, kw_only=True):
 
 
 class _Occurrence(NamedTuple):
-    """Something that happened, before folding."""
+    """One occurrence of an event, before folding."""
 
     revision: int
     at: str

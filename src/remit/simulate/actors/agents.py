@@ -241,7 +241,9 @@ class HintReporter:
     # -- closed nodes ----------------------------------------------------------------------------------------------------
 
     async def _reopen(self) -> None:
-        """Open nodes after their time, also those that another client closed again by writing an old state."""
+        """Open nodes whose closed time has passed. This includes nodes that another client has closed again by writing an outdated
+        manifest.
+        """
         now_ms = self.context.world.clock.now_ms()
         for node in self._nodes():
             closed = node.spec.unschedulable or CLOSED_TAINT in node.spec.taints
