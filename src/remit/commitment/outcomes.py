@@ -48,7 +48,7 @@ class AuditEntry(Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def plain(self) -> bool:
-        """Whether the verdict is an acceptance with the revision only. An `abandon` returns the outcome of another operation."""
+        """Whether the verdict is an acceptance with a revision only. An `abandon` returns another operation's outcome."""
         return not (self.code or self.number or self.did == "abandon")
 
 

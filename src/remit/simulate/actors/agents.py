@@ -241,8 +241,8 @@ class HintReporter:
     # -- closed nodes ----------------------------------------------------------------------------------------------------
 
     async def _reopen(self) -> None:
-        """Open nodes whose closed time has passed. This includes nodes that another client has closed again by writing an outdated
-        manifest.
+        """Open nodes whose closed time has passed. This includes nodes that another client has closed again by
+        writing an outdated manifest.
         """
         now_ms = self.context.world.clock.now_ms()
         for node in self._nodes():
