@@ -173,7 +173,7 @@ _FAILURE_TRANSITIONS: Final = frozenset({"crash", "doubt", "distrust", "lose", "
 
 
 class AccountChange(Struct, frozen=True, kw_only=True):
-    """One line of an event watch: an event occurred, or occurred again."""
+    """One line of an event watch: one event, not folded with earlier ones."""
 
     type: Literal["changed"] = "changed"
     revision: int
