@@ -257,11 +257,11 @@ def material_source(link: Link, servers: Sequence[str], clock: Clock) -> Materia
     return fetch
 
 
-def order_feed(
+def assignment_source(
     link: Link, servers: Sequence[str], callback: str = ""
 ) -> Callable[[Sequence[str]], AsyncGenerator[AssignmentsUpdate, None]]:
-    """Return a function that streams orders for nodes. Each call opens one stream; after its end the next call uses the next
-    server. It raises `LinkError`.
+    """Return a function that streams the assignments of nodes. Each call opens one stream; after its end the next call uses
+    the next server. It raises `LinkError`.
     """
     rotation = ServerRotation(servers)
 
@@ -274,7 +274,7 @@ def order_feed(
         except (msgspec.DecodeError, ValueError) as error:
             rotation.switch_from(name)
             raise ReplyLost(
-                f"{name} sent orders that cannot be decoded ({error})", "check that both sides run the same version"
+                f"{name} sent assignments that cannot be decoded ({error})", "check that both sides run the same version"
             ) from error
         except LinkError:
             rotation.switch_from(name)

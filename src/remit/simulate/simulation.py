@@ -165,9 +165,9 @@ class Simulation(RunObserver):
         for (name, scope), context in self.cluster.contexts.items():
             if context.process.alive and context.world is context.process.world:
                 if context.assignments is not None:
-                    orders, nodes = context.assignments, context.agent_nodes
-                    rows = {key: order.revision for node in nodes for key, order in orders.on_node(node)}
-                    self.judge.on_view(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(nodes))
+                    assignments, nodes = context.assignments, context.agent_nodes
+                    rows = {key: row.revision for node in nodes for key, row in assignments.on_node(node)}
+                    self.judge.on_view(name, scope, assignments.revision, rows, ("replica/",), nodes=frozenset(nodes))
                 elif isinstance(context.scheduler_view, RecordedSchedulerView):
                     view = context.scheduler_view
                     wrong = list(recompute(view)) if view.head is not None else []
