@@ -410,7 +410,8 @@ async def _delete(
             failed += 1
             continue
         deleted.append(ObjectDeleted(ref, tenant, display_name_of(context, ref)))
-        outcome = "deleted" if done.action == "deleted" else "marked for deletion; it is deleted once its dependents are gone"
+        held_by = "its replicas have stopped" if ref.kind == "Workload" else "its finalizers and dependents are gone"
+        outcome = "deleted" if done.action == "deleted" else f"marked for deletion; it is deleted once {held_by}"
         click.echo(f"{escaped(display_name_of(context, ref))} {outcome}")
     if timeout_ms and deleted:
         from remit.cli.session.wait_conditions import wait_for_goals

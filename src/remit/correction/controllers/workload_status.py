@@ -211,7 +211,7 @@ class WorkloadConditions:
                 "Available",
                 "False",
                 "TooFewReady",
-                f"fewer than {minimum} replicas are ready, the minimum from minAvailable and maxUnavailable",
+                f"fewer than {minimum} replicas are ready, the minimum that minAvailable and maxUnavailable require",
                 time.wall,
             )
         failed = [row for row in members if row.obj.status.failures and self._desired.is_current(workload, row.obj)]

@@ -319,7 +319,7 @@ def _occurrences_in_batch(row: Row, batch: BatchRecord) -> Iterator[_Occurrence]
                 row.revision, batch.at, "Warning", entry.code, _subject(entry), source, f"{verb} refused: {entry.detail}"
             )
         else:
-            message = f"{verb} accepted" + (f": {entry.detail}" if entry.detail else "")
+            message = entry.detail or f"{verb} accepted"
             kind: Literal["Normal", "Warning"] = "Warning" if verb in _FAILURE_TRANSITIONS else "Normal"
             yield _Occurrence(row.revision, batch.at, kind, _reason_of_verb(verb), _subject(entry), source, message)
 
