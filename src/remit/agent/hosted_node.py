@@ -100,7 +100,9 @@ _epochs_decoder: msgspec.json.Decoder[dict[str, int]] = msgspec.json.Decoder(dic
 
 
 class LeaseContinuity:
-    """Persists the lease epochs in `path`. Without a path, every acquisition counts as continuous."""
+    """Tells whether another agent held a node's lease since this data directory last did: then the epoch has increased by more
+    than one. The epochs are stored in `path`. Without a path, every acquisition counts as continuous.
+    """
 
     def __init__(self, world: World, path: Path | None) -> None:
         self._world, self._path = world, path

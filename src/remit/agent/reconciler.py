@@ -101,7 +101,7 @@ class AttemptProgress:
         self.start_claimed_ms: int | None = None
         """When its `start` was claimed."""
         self.start_blocked = False
-        """It does not run, and the keeper has confirmed that it will not start it any more."""
+        """No process of the attempt runs, and the keeper has confirmed that it refuses every later start of it."""
         self.bound_incarnation = ""
         """The incarnation in which assignments newer than the node's lease showed the attempt as bound, so not started."""
         self.health: ProcessHealth | None = None
@@ -205,6 +205,7 @@ class NodeReconciler:
             case Phase.BOUND if holds_lease:
                 progress = self.progress_of(attempt)
                 progress.start_claimed_ms = now_ms
+                # Assignments older than the lease may show `bound` although another holder has started the attempt since.
                 if self._assignments_revision >= self._lease_revision:
                     progress.bound_incarnation = assignments.incarnation
                 yield self._report(attempt, assignment, "start")
@@ -335,6 +336,7 @@ class NodeReconciler:
             return
         if spec.timeout:
             self._requeue_at(attempt.key, until_ms)
+        # Probe results of the process before a restart do not count for this one.
         health = progress.health if progress.health is not None and progress.health.restarts == record.number else None
         if health is not None and health.is_dead:
             yield StopAction(attempt, grace_ms, UNWELL)
@@ -392,6 +394,7 @@ class NodeReconciler:
                     reason=f"the process ended ({_result(record, exit_status)}) and is restarted",
                 )
         elif fence and self._assignments_revision < self._lease_revision:
+            # The attempt may have been declared lost and placed elsewhere: restart only on assignments newer than the lease.
             self._requeue_at(attempt.key, now_ms + self.timing.heartbeat_ms)
         elif now_ms >= record.ended_ms + pause_ms:
             yield from self._prepare_and_start(attempt, assignment, generation, record.number + 1, holds_lease)

@@ -76,7 +76,7 @@ def build_agent(
     from remit.agent.keeper.protocol import KeeperClient
     from remit.agent.preparation.preparer import SecretAndConfigStep
     from remit.agent.run_spec import NodeSettings
-    from remit.client.rpc import material_source, order_feed
+    from remit.client.rpc import assignment_source, material_source
 
     permissions = permissions or HostPermissions()
     secret_files = build_secret_files(directory)
@@ -97,7 +97,7 @@ def build_agent(
     agent = Agent(
         world,
         client,
-        order_feed(world.link, world.randomness.shuffled(servers), callback_token),
+        assignment_source(world.link, world.randomness.shuffled(servers), callback_token),
         KeeperClient(world.link, KEEPER, world.clock),
         [HostedNodeSpec(node, node_settings) for node, node_settings in zip(nodes, settings, strict=True)],
         name=name,

@@ -135,11 +135,11 @@ def schedule(quick: bool, as_json: bool, data: Path | None) -> None:
 @click.option("--data", type=DIRECTORY, default=None, help="Existing directory for the data, on a real disk.")
 @click.option("--plot", type=SVG_FILE, default=None, help="Write a chart of job latency to this SVG file.")
 def end_to_end(nodes: int, jobs: int, quick: bool, as_json: bool, data: Path | None, plot: Path | None) -> None:
-    """Over HTTP, from the first request to the last durable bind, with server, scheduler, controllers and agents as processes.
+    """Jobs per second over HTTP, from the first request to the last durable bind, with every component as a process.
 
     \b
-    Jobs with one request each and in batches, and the latency of a job at 200 jobs per second. Next to a plain HTTP echo server
-    and the raw store in the same run.
+    Measures jobs with one request each and in batches, and the latency of a job at 200 jobs per second, next to a plain HTTP
+    echo server and the raw store.
 
     \b
     Examples:
@@ -202,9 +202,10 @@ def flood(quick: bool, as_json: bool, data: Path | None, rate: int) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON line on stdout; progress goes to stderr.")
 @click.option("--data", type=DIRECTORY, default=None, help="Existing directory for the data, on a real disk.")
 def run(quick: bool, as_json: bool, data: Path | None) -> None:
-    """Real jobs, submitted over HTTP and run as processes on 20 nodes: jobs per second, and the time until one starts on an
-    idle
-    scope, by step. With and without a sandbox, next to starting the same program from Python alone.
+    """Jobs per second of real jobs, submitted over HTTP and run as processes on 20 nodes.
+
+    Also measures the time until one job starts on an idle scope, by step. Everything is measured with and without a sandbox,
+    next to starting the same program from Python alone.
 
     \b
     Examples:

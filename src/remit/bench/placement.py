@@ -63,7 +63,7 @@ NODE_SELECTORS: Final[tuple[dict[str, str], ...]] = (
 
 
 class PlacementFeature(NamedTuple):
-    """Requests of every class beyond resources and a node selector."""
+    """A placement feature to measure: what every class requests in addition to resources and a node selector."""
 
     name: str
     place: Callable[[str, dict[str, str]], Placement] = lambda app, mask: Placement(node_selector=mask)

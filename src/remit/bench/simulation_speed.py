@@ -81,7 +81,7 @@ def measure(quick: bool) -> BenchReport:
             "higher",
         ),
         BenchAim(
-            "events a CPU-second, the least of all sizes",
+            "events per CPU-second, lowest of all sizes",
             "1/s",
             30_000,
             min(measurement.events_per_cpu_s for measurement in measurements),

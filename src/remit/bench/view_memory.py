@@ -1,4 +1,4 @@
-"""Memory of a scheduler view.
+"""Measures the memory of a scheduler view, for `bench schedule`.
 
 Feeds rows to a view as a list does, one page at a time. Runs in a process of its own (schedule.py).
 """

@@ -197,6 +197,7 @@ class AuthorityClient:
         )
         verdicts = await self._send(progress)
         expired = [index for index, verdict in enumerate(verdicts) if _is_expired(verdict)]
+        # After a lost reply an earlier attempt may have been executed before its id expired; a new id could apply it twice.
         if not expired or progress.unknown_outcomes:
             return verdicts
         return await self._resubmit_expired(progress, status, verdicts, expired)

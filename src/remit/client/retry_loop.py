@@ -1,7 +1,7 @@
 """Retry loop of a call: deadline, backoff with jitter, retry budget, Retry-After and rotation over servers.
 
 Used by authority_client.py and api_caller.py, which define what an attempt sends, what its errors mean (`classify`) and what is
-raised in the end. Operation ids are not known here: an attempt is repeated as it was, and so is its id.
+raised in the end. The loop knows no operation ids: it repeats an attempt unchanged, and with it the id.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""RPC over a link: endpoint stub and service, order feed, secret material.
+"""RPC over a link: endpoint stub and service, stream of assignments, delivery of secret material.
 
 Encodes calls and replies. The world's `Link` transports the bytes; authority_client.py retries.
 
@@ -6,7 +6,7 @@ Encodes calls and replies. The world's `Link` transports the bytes; authority_cl
 its meaning over the network: a call that was never received is `NotLeader`, one that was received but not answered is
 `OutcomeUnknown`, and failures that the endpoint itself reports are encoded in the reply.
 
-The order feed and the material source use one of a scope's servers and switch to the next after a failure.
+The assignment stream and the material source use one of a scope's servers and switch to the next after a failure.
 """
 
 from __future__ import annotations
@@ -257,11 +257,11 @@ def material_source(link: Link, servers: Sequence[str], clock: Clock) -> Materia
     return fetch
 
 
-def order_feed(
+def assignment_source(
     link: Link, servers: Sequence[str], callback: str = ""
 ) -> Callable[[Sequence[str]], AsyncGenerator[AssignmentsUpdate, None]]:
-    """Return a function that streams orders for nodes. Each call opens one stream; after its end the next call uses the next
-    server. It raises `LinkError`.
+    """Return a function that streams the assignments of nodes. Each call opens one stream; after its end the next call uses
+    the next server. It raises `LinkError`.
     """
     rotation = ServerRotation(servers)
 
@@ -274,7 +274,7 @@ def order_feed(
         except (msgspec.DecodeError, ValueError) as error:
             rotation.switch_from(name)
             raise ReplyLost(
-                f"{name} sent orders that cannot be decoded ({error})", "check that both sides run the same version"
+                f"{name} sent assignments that cannot be decoded ({error})", "check that both sides run the same version"
             ) from error
         except LinkError:
             rotation.switch_from(name)

@@ -319,6 +319,7 @@ class Authority:
             try:
                 for _ in range(YIELDS_BEFORE_NEXT_BATCH):
                     await asyncio.sleep(0)
+                # Fewer operations wait for the next batch anyway: many small batches would cost a transaction each.
                 if self._queue.has_full_batch and not writing.done():
                     following = self._decide_batch(current.prepared)
                 revision = await writing
@@ -390,6 +391,7 @@ class Authority:
         for part in current.slices:
             part.submission.fail(failure)
         if not isinstance(error, Unavailable):
+            # `_settle_commit` raises OutcomeUnknown only after it has found the head of another writer.
             raise LeadershipLost(None) if isinstance(error, OutcomeUnknown) else error from error
         await self.clock.sleep_ms(RETRY_MS)
 
@@ -414,6 +416,7 @@ class Authority:
         self._position = await _commit_batch(self.store, self.clock, self._position, head, prepared.puts, prepared.deletes)
         if self._position.head != head:
             return None
+        # No await from here to the end: renewals and status requests read the books, outcomes and renewals as one state.
         revision = self._position.revision
         self.books.absorb(prepared.draft.changes, prepared.draft.time, revision, dict(prepared.puts))
         self.outcomes.record(head.sequence, prepared.batch, revision)
@@ -433,7 +436,7 @@ class Authority:
         for index, names_slice in enumerate([*slices, []]):
             last = index == len(slices)
             revision = None
-            while revision is None:
+            while revision is None:  # None: the batch was lost, so it is encoded again for the head after it
                 base = self.batch_base()
                 draft = base.draft()
                 recovery.mark_replicas_unknown(draft, names_slice)

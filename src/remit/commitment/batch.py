@@ -212,6 +212,7 @@ def prepare(base: BatchBase, operations: Sequence[Operation], known_errors: Mapp
     entries: dict[str, AuditEntry] = {}
     answers: list[BatchAnswer] = []
     audited: list[AuditEntry] = []
+    # On top of a batch in flight, the draft already has the replicas of that batch, which do not count here.
     replicas_limit = len(draft.changes.replicas) + base.replicas_max
     for operation in operations:
         if len(draft.changes.replicas) > replicas_limit:
@@ -228,12 +229,14 @@ def prepare(base: BatchBase, operations: Sequence[Operation], known_errors: Mapp
             answers.append(refuse(Code.INVALID, f"operation: not a valid operation ({type(error).__name__}: {error})"))
             continue
         earlier = entries.get(id_) or previous_entries.get(id_)
+        # An entry without a digest was written by `_abandon`, which knows only the id of its target.
         if earlier is not None and earlier.digest in ("", payload_digest):
             answers.append(earlier if id_ in entries else AnswerOfPreviousBatch(earlier))
             continue
         known = outcomes.check_id(id_, payload_digest) if earlier is None else _MISMATCH
         if known is not None:
             answers.append(known)
+            # A refusal without a revision is new. It is audited, but not recorded: the id may have an outcome of its own.
             if isinstance(known, Refused) and not known.revision:
                 audited.append(audit_entry(operation, names, payload_digest, known))
             continue

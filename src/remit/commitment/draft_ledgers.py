@@ -96,7 +96,7 @@ class DraftLedgers:
             self._changes.grants[name] = None
 
     def add_copied(self, fork: DraftLedgers) -> None:
-        """Take over which ledgers a fork has copied."""
+        """Add the ledgers that a fork has copied to those that this draft has copied."""
         self._copied_nodes |= fork._copied_nodes
         self._copied_grants |= fork._copied_grants
 

@@ -48,7 +48,7 @@ class AuditEntry(Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def plain(self) -> bool:
-        """Whether this was accepted without a number to return. An `abandon` is answered with another operation's outcome."""
+        """Whether the verdict is an acceptance with a revision only. An `abandon` returns another operation's outcome."""
         return not (self.code or self.number or self.did == "abandon")
 
 

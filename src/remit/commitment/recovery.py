@@ -278,7 +278,9 @@ def void_grants(draft: Draft) -> None:
 
 
 async def acknowledged_after(store: Store, sequence: int) -> AsyncIterator[tuple[int, AuditEntry]]:
-    """Yield every operation that `store` answered after this sequence. A restore of a backup taken then loses them."""
+    """Yield the sequence and entry of every operation answered after this sequence. Restoring a backup that was taken at this
+    sequence loses them.
+    """
     revision = await store.revision()
     async for row in read_rows(store, BATCH_PREFIX, lambda: revision, after=batch_key(sequence)):
         for entry in decode_batch(row.value).entries:

@@ -116,7 +116,7 @@ class Standby:
             answered_ms = self.clock.now_ms()
             read_times_ms.append(answered_ms - sent_ms)
             if latest is None or latest != head:
-                head, since_ms = latest, answered_ms
+                head, since_ms = latest, answered_ms  # from the answer on: a slow read must not count as silence
             elif answered_ms - since_ms >= self._silence_ms(max(read_times_ms)):
                 return
 
@@ -153,7 +153,7 @@ class Standby:
             if self._position is None:
                 await self.wait_for_silence()
             try:
-                self._takeover_failed = True
+                self._takeover_failed = True  # until it has succeeded, however it ends
                 self.leading = await self.take_over(heartbeat_ms)
                 self.leading.metrics = self.metrics
                 self._takeover_failed = False

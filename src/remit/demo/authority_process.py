@@ -1,4 +1,4 @@
-"""Authority behind a Unix socket (`-m`), and the recording endpoint.
+"""Program of the race demo: an authority behind a Unix socket; and the endpoint that records its calls.
 
     python -m remit.demo.authority_process DATA SOCKET
 

@@ -21,7 +21,9 @@ BLOCKING_API = Path(__file__).resolve().parents[1] / "client" / "blocking.py"
 
 
 def outdated_files(directory: Path) -> dict[Path, Callable[[], str]]:
-    """Return the files that are missing or differ from what would be written now. The module is written only for `DOCS`."""
+    """Return the files that are missing or differ from what would be written now. client/blocking.py is
+    included only if `directory` is `DOCS`.
+    """
     files = {directory / name: page for name, page in PAGES.items()}
     if directory == DOCS:
         files[BLOCKING_API] = blocking_api.module_text

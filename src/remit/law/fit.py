@@ -399,6 +399,7 @@ def misfit(requirements: Requirements, node: NodeView, peers: PeerCounts) -> Cod
     for check, code in requirements.dynamic_checks:
         if not check(requirements, node, peers):
             return code
+    # Always checked: it depends on the anti-affinity of other workloads, which can change without these requirements.
     owners = peers.anti_affinity_owners(requirements)
     return Code.ANTI_AFFINITY if owners and not clear_of(owners, node, peers) else None
 

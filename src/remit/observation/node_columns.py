@@ -51,8 +51,8 @@ class NodeColumns:
     """Nodes as a `fit.NodeView` of columns: what they are, and their free capacity.
 
     `rows` maps a node's name to its row; `nodes` has None in a hole. `resources` maps a resource to its line in `amounts`
-    (the free amounts) and `capacity`. `free` and `share` show these lines by name; `share` is the fraction of the capacity
-    that one unit is. `used` has the used thousandths of each device of a row. `takes` is true for nodes that are ready and
+    (the free amounts) and `capacity`. `free` has the free amounts by resource name, `share` the reciprocal of the capacity.
+    `used` has the used thousandths of each device of a row. `takes` is true for nodes that are ready and
     open.
     """
 

@@ -27,7 +27,9 @@ Pairs = Iterable[tuple[str, int]]
 
 
 class QuotaLedgers:
-    """Tenants and grants by name, and their ledgers. `freed` are the ledgers that gained free amounts since last taken."""
+    """Tenants and grants by name, and their ledgers. `freed` are the ledgers whose free amount grew since the
+    scheduler last took this list.
+    """
 
     def __init__(self, boot: str) -> None:
         self.tenants: dict[str, Tenant] = {}

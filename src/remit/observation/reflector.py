@@ -170,6 +170,7 @@ class Reflector:
         self._sink.begin_list(head, page.revision)
         for prefix, after in self._ranges:
             while True:
+                # Every page is read as of the revision of the head, so that the list is one state and the watch continues it.
                 page = await store.range(prefix, after=after, revision=page.revision)
                 self._sink.add_page(page.rows)
                 if not page.more:
@@ -203,6 +204,7 @@ class Reflector:
         """End the watch on silence or when a relist is due. Runs beside the reader and never interrupts it in between, because
         an interrupted watch cannot be continued.
         """
+        # Each watch draws its own factor, so that observers that started together do not all relist together.
         began_ms, spread = self._world.clock.now_ms(), 1 + self._world.randomness.jitter_ms(1_000) / 1_000
         silent = 0
         while silent < _IDLE_CHECKS and (remaining_ms := began_ms + self._resync_ms(spread) - self._world.clock.now_ms()) > 0:

@@ -457,7 +457,7 @@ class Cycle:
                 outcome = DecisionOutcome(
                     "waiting",
                     queue.wait.reason,
-                    "waits with other replicas of equal requirements",
+                    "not tried yet: replicas with equal requirements wait for this reason",
                     event_names(queue.wait.unblock_events),
                 )
                 yield from self.decisions.records(queue.tenant, slots, outcome, attempt=queue.attempts)

@@ -49,7 +49,9 @@ class UnreportedReplicas:
             self._due_ms.setdefault(queue, now_ms + REPORT_AGAIN_MS - REPORT_INTERVAL_MS)
 
     def on_refusal(self, queue: ClassQueue, now_ms: int) -> None:
-        """Some members were claimed, refused and reported. The members behind them wait as long and were never tried."""
+        """Schedule a report for the members behind those that were claimed, refused and reported. They wait for the
+        same reason, but no attempt has reached them.
+        """
         self._check_needed = True
         self._due_ms.setdefault(queue, now_ms + REPORT_AGAIN_MS)
 

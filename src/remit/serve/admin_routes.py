@@ -107,8 +107,8 @@ async def _next_to_reseal(server: ServerContext, after: str) -> Row | None:
 
 
 async def _reseal_one(request: RequestContext, server: ServerContext, name: str) -> bool:
-    """Reseal one secret with the primary key. A concurrent writer seals with the primary key as well, which also counts. False:
-    not possible, because the secret is being deleted or a value cannot be unsealed.
+    """Reseal one secret with the primary key. Return True if it is sealed with that key now, by this call or by a concurrent
+    writer. Return False if the secret is being deleted, if a value cannot be unsealed, or if other writers were always faster.
     """
     client, seals = server.authority.client(request.actor), server.auth.keyring.sealing_keys
     for _ in range(_TRIES_MAX):

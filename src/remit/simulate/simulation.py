@@ -165,9 +165,9 @@ class Simulation(RunObserver):
         for (name, scope), context in self.cluster.contexts.items():
             if context.process.alive and context.world is context.process.world:
                 if context.assignments is not None:
-                    orders, nodes = context.assignments, context.agent_nodes
-                    rows = {key: order.revision for node in nodes for key, order in orders.on_node(node)}
-                    self.judge.on_view(name, scope, orders.revision, rows, ("replica/",), nodes=frozenset(nodes))
+                    assignments, nodes = context.assignments, context.agent_nodes
+                    rows = {key: row.revision for node in nodes for key, row in assignments.on_node(node)}
+                    self.judge.on_view(name, scope, assignments.revision, rows, ("replica/",), nodes=frozenset(nodes))
                 elif isinstance(context.scheduler_view, RecordedSchedulerView):
                     view = context.scheduler_view
                     wrong = list(recompute(view)) if view.head is not None else []
@@ -257,8 +257,8 @@ class Simulation(RunObserver):
         return chosen
 
     def _core(self, stopped_for_good: list[SimProcess], *, calm: bool = True) -> Core:
-        """Everything that works from now on. All roles are in it: each is held by lease, and any live process of the kind can
-        take it.
+        """Return the healthy core: everything that must work from now on. It contains all roles, because a role is held by
+        lease, which any live process of its kind can acquire.
         """
         placing = self.scenario.cluster.scopes_with_nodes
         dead = {

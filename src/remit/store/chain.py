@@ -134,13 +134,13 @@ async def settle(store: Store, position: ChainPosition, lost: Head) -> ChainPosi
         try:
             answer = await store.commit(batch(position, empty, ()))
         except CommitOutcomeUnknown:
-            continue
+            continue  # safe to repeat: all attempts have one guard, so at most one of them is applied
         if isinstance(answer, Committed):
             return ChainPosition(empty, answer.revision)
         now = await read_position(store)
         if now is None:
             raise Corrupt("the head row is missing; restore a backup")
-        if now.head in (lost, empty):
+        if now.head in (lost, empty):  # `empty`: an earlier attempt of this loop whose answer was lost
             return now
         return FencedOut(now.head)
 
@@ -158,6 +158,7 @@ def gap(seen: Head, event: WatchEvent) -> str | None:
     rows = len(event.changes) + event.superseded + event.elsewhere
     if rows != event.span.rows or event.span.last != event.head.sequence:
         return f"it accounts for {rows} rows of {event.span.rows}, up to {event.span.last} of {event.head.sequence}"
+    # A digest covers all rows of a batch, so it can be computed only if the event was neither folded nor filtered.
     complete = event.span.first == event.span.last and not event.superseded and not event.elsewhere
     if complete and event.head.digest != _expected_digest(seen, event):
         return f"the digest of sequence {event.head.sequence} does not match its rows after {seen.sequence}"

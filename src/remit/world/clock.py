@@ -91,7 +91,7 @@ class TaskTimeout:
         raise NotImplementedError
 
     def _cancel(self) -> None:
-        """Cancel that call."""
+        """Cancel the scheduled call of `expired`."""
         raise NotImplementedError
 
 

@@ -100,10 +100,10 @@ def _clock() -> HostCheck:
 
 
 def _wall_clock() -> HostCheck:
-    """Remit only displays the wall clock, but users compare its values between machines."""
+    """The wall clock decides only when tokens and certificates expire, but users compare displayed times between machines."""
     now = BootClock().wall()
     if wall_clock_synchronised() is False:
-        cure = "run chrony or systemd-timesyncd; only displayed times depend on it"
+        cure = "run chrony or systemd-timesyncd; displayed times and the expiry of tokens depend on it"
         return HostCheck("wall clock", "warn", f"{now}, not synchronised", cure)
     return HostCheck("wall clock", "ok", now)
 

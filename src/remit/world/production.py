@@ -1,4 +1,4 @@
-"""Builds the production world."""
+"""Builds the production implementations of all operating system interfaces (interfaces.py)."""
 
 from __future__ import annotations
 

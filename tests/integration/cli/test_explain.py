@@ -79,7 +79,7 @@ def as_json(*args: str) -> Any:
 def test_workload_without_capacity_is_explained_with_remedies(data: Path) -> None:
     text = output_of("explain", "workload/web", "--data", str(data))
     assert "queued 2, bound 4 of 6 desired" in text
-    assert 'reason=no_room  verdict=not-now (not "never")' in text
+    assert "reason=no_room  verdict=not-now (an event can end the wait)" in text
     assert "nodes 4 -> schedulable 3 -> taints tolerated 2 -> capacity 0" in text
     assert "nearest fit:  n1, short by cpu 1" in text
     assert "if node n1 grows by cpu 1 (then it fits 1 node: n1)" in text

@@ -149,7 +149,7 @@ def test_unplaceable_workload_is_reported_by_plan_apply_and_get(ups: Ups) -> Non
 
 def test_delete_with_wait_leaves_no_replicas(ups: Ups, web: str) -> None:
     assert output_of(ups, "delete", "workload", web, "--wait").splitlines() == [
-        "workload/web marked for deletion; it is deleted once its dependents are gone",
+        "workload/web marked for deletion; it is deleted once its replicas have stopped",
         "workload/web is deleted",
     ]
     assert json.loads(output_of(ups, "get", "replicas", "-o", "json"))["items"] == []

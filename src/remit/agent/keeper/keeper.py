@@ -184,7 +184,7 @@ class Keeper:
     async def _start_if_allowed(self, message: StartProcess, attempt: AttemptId) -> ProcessRecord | None:
         current = self._records.get(attempt)
         if current is not None and (current.number >= message.number or current.alive):
-            return current
+            return current  # a repeated or delayed request must not start a second process
         record = self._new_record(message, attempt)
         if attempt in self._blocked:
             now_ms = self._world.clock.now_ms()
@@ -228,6 +228,7 @@ class Keeper:
     async def _run_process(self, message: StartProcess, record: ProcessRecord) -> ProcessRecord:
         """Start a process whose start is recorded. Its number is not used again, even if the start fails."""
         try:
+            # Checked again: the journal write may have taken longer than the time that was left.
             if self._remaining_ms(record) <= 0:
                 cause = "its fencing deadline passed while it was being started"
                 raise StartTooLate(cause, "nothing to do: it is scheduled again")
@@ -289,6 +290,7 @@ class Keeper:
         async def wait() -> None:
             status = await self._world.runner.wait(record.running)
             await self._stop_with_retries(record.running, record.grace_ms)  # descendants that outlived it
+            # Meanwhile the attempt may have been forgotten, or its next process recorded: do not end that one.
             current = self._records.get(record.attempt_id)
             if current is not None and current.running == record.running:
                 self._kill_at_ms.pop(record.attempt_id, None)
@@ -302,7 +304,7 @@ class Keeper:
             return
         kill_at_ms = self._world.clock.now_ms() + grace_ms
         if attempt in self._kill_at_ms and self._kill_at_ms[attempt] <= kill_at_ms:
-            return
+            return  # a repeated request may bring the kill forward, but never delay it
         self._kill_at_ms[attempt] = kill_at_ms
         if result and not record.why:
             self._publish(replace(record, why=result))

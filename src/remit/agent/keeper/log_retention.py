@@ -24,7 +24,9 @@ SWEEP_ROUNDS: Final = 60
 
 
 class LogBounds(NamedTuple):
-    """`file_bytes` and `older` bound each stream of an attempt; the others bound what ended attempts of a node leave behind."""
+    """Limits of log files. Each stream of an attempt has files of at most `file_bytes` and keeps `older` rotated ones. The
+    other limits apply to the log files of ended attempts of a node: their number, total size and age.
+    """
 
     file_bytes: int = 10 << 20
     older: int = 2

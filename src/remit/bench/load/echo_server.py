@@ -1,4 +1,4 @@
-"""Plain ASGI echo server as baseline (`-m`).
+"""Program: plain ASGI echo server, the baseline of API benchmarks.
 
 The smallest ASGI application on the same socket and HTTP parser as the API server.
 

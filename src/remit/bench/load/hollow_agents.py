@@ -1,4 +1,4 @@
-"""Agents of nodes that run nothing (`-m`).
+"""Program: many agents whose nodes start no processes.
 
 Leases, node registration, assignments and heartbeats are real; no process is started.
 

@@ -1,4 +1,4 @@
-"""HTTP load generator (`-m`).
+"""Program: HTTP load generator.
 
 Sends requests that were encoded before, on a few connections.
 

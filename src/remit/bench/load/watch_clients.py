@@ -1,6 +1,6 @@
-"""Many watch connections (`-m`).
+"""Program: opens many watch connections and counts changes.
 
-Opens watches on raw streams and counts the changes without parsing them.
+The watches use raw streams, and changes are counted without parsing them.
 
     python -m remit.bench.load.watch_clients HOST PORT TOKEN PATH COUNT
 

@@ -45,7 +45,9 @@ FILES = click.option(
     "-f", "--file", "files", multiple=True, required=True, metavar="FILE", type=click.Path(allow_dash=True),
     help="Manifest file, directory of manifests, or - for stdin. Repeatable.",
 )  # fmt: skip
-OUTPUT = click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format."
+)
 
 
 @click.command(
@@ -255,7 +257,9 @@ STYLES = {"created": "green", "replaced": "yellow", "refused": "red"}
 )
 @click.option("--wait", is_flag=True, help="Wait until services are ready and jobs are running; show progress.")
 @click.option("--timeout", default="60s", show_default=True, metavar="DURATION", help="Maximum time to wait.")
-@click.option("-o", "--output", type=click.Choice(["text", "json", "name"]), default="text", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["text", "json", "name"]), default="text", show_default=True, help="Output format."
+)
 @server_options()
 def apply(
     context: CommandContext, files: tuple[str, ...], if_unchanged: int | None, wait: bool, timeout: str, output: str
@@ -406,7 +410,8 @@ async def _delete(
             failed += 1
             continue
         deleted.append(ObjectDeleted(ref, tenant, display_name_of(context, ref)))
-        outcome = "deleted" if done.action == "deleted" else "marked for deletion; it is deleted once its dependents are gone"
+        held_by = "its replicas have stopped" if ref.kind == "Workload" else "its finalizers and dependents are gone"
+        outcome = "deleted" if done.action == "deleted" else f"marked for deletion; it is deleted once {held_by}"
         click.echo(f"{escaped(display_name_of(context, ref))} {outcome}")
     if timeout_ms and deleted:
         from remit.cli.session.wait_conditions import wait_for_goals

@@ -47,7 +47,9 @@ POLL_MS: Final = 2_000
     help="Maximum number of events; the latest are kept.",
 )
 @click.option("-w", "--watch", is_flag=True, help="Keep printing new events.")
-@click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True, help="Output format."
+)
 @server_options()
 def events(context: CommandContext, about: str, type_: str | None, limit: int, watch: bool, output: str) -> None:
     """Print events, newest last: reports of components, and claims that the authority accepted or refused.
@@ -173,7 +175,9 @@ AUDIT_LIMIT: Final = 100
     show_default=True,
     help="Maximum number of entries; the latest are kept.",
 )
-@click.option("-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "wide", "json"]), default="table", show_default=True, help="Output format."
+)
 @server_options()
 def audit(context: CommandContext, who: str, action: str, since: str, limit: int, output: str) -> None:
     """Print the audit log, newest last: changes made by users, and refused requests.

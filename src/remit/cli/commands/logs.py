@@ -53,7 +53,13 @@ class LogsOptions(NamedTuple):
 @click.option(
     "--tail", type=click.IntRange(0, 1_000_000), metavar="N", help="Last N lines. Default for a workload: 100 per replica."
 )
-@click.option("--stream", type=click.Choice(["stdout", "stderr", "both"]), default="both", show_default=True)
+@click.option(
+    "--stream",
+    type=click.Choice(["stdout", "stderr", "both"]),
+    default="both",
+    show_default=True,
+    help="Output stream to print.",
+)
 @click.option("--previous", is_flag=True, help="Print the log of the previous attempt.")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Print the log of this attempt.")
 @click.option("--prefix", is_flag=True, help="Prefix each line with the replica's name; always on for a workload.")

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 SORTS = {"cpu": lambda item: -item.cpu_milli, "memory": lambda item: -item.memory_bytes}
 SORT = click.option("--sort-by", type=click.Choice(["name", "cpu", "memory"]), default="name", show_default=True)
-OUTPUT = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+OUTPUT = click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output format."
+)
 
 
 @click.group(

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
         "remit status -o json        JSON; `idle` lists the leases that are not held",
     )
 )
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format.")
 @server_options()
 def status(context: CommandContext, output: str) -> None:
     """Show the state of the scope, and scheduler or controller leases that are not held.
 
     Without a scheduler nothing is placed. Without controllers nothing is replaced, rolled out or removed. Running replicas
-    continue in both cases. Exits with 1 if one of their leases is not held, and prints the fix. A new leader reports this
-    only after one lease term, because holders may still renew until then.
+    continue in both cases. Exits with 1 if one of their leases is not held, and prints the fix. A new leader
+    reports an unheld lease only after one lease term, because the holder may still renew until then.
     """
     from remit.cli.output.console import console, until_broken_pipe
     from remit.cli.output.explanations import line
@@ -93,7 +93,7 @@ def format_counts(counts: Mapping[str, int]) -> str:
 @click.option(
     "--ca-file", default="", metavar="FILE", help="CA certificate for https. Default: REMIT_CA_FILE, then the context."
 )
-@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format.")
 def version(client: bool, context: str, server: str, token_file: str, ca_file: str, output: str) -> None:
     """Print the version of this program, and of the server if one is configured."""
     import json

@@ -72,7 +72,7 @@ def token() -> None:
     metavar="DURATION",
     help=f"Lifetime.  [default: {TERM}; join 1h; agent, scheduler and controllers 365d]",
 )
-@click.option("-o", "--output", type=click.Choice(["token", "json"]), default="token", show_default=True)
+@click.option("-o", "--output", type=click.Choice(["token", "json"]), default="token", show_default=True, help="Output format.")
 @server_options()
 def create(
     context: CommandContext, role: TokenRole, subject: str, nodes: tuple[str, ...], name: str, expires: str, output: str

@@ -44,7 +44,9 @@ def context() -> None:
     "list",
     epilog=examples("remit context list", "remit context list -o name      names only, for scripts"),
 )
-@click.option("-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", show_default=True)
+@click.option(
+    "-o", "--output", type=click.Choice(["table", "json", "name"]), default="table", show_default=True, help="Output format."
+)
 def list_(output: str) -> None:
     """List the contexts; * marks the current one. Tokens are not shown."""
     path = config_path()

@@ -93,8 +93,8 @@ class RenamedOption(click.Option):
 
 
 def option_group(parameter: str, build: Callable[..., object], *options: Callable[[Any], Any]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command, which receives them together: as `parameter`, made by `build` from the
-    options that it has as parameters.
+    """Return a decorator that adds these options to a command. The command receives them as one value: the argument `parameter`
+    is the result of `build`, which is called with the option values that its parameters name.
     """
     names = tuple(inspect.signature(build).parameters)
 

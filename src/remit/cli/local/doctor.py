@@ -57,7 +57,12 @@ _SECRET_PATTERNS: Final = (
     ),
 )
 @click.option(
-    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), default=Path("remit-support.tar.gz"), show_default=True
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("remit-support.tar.gz"),
+    show_default=True,
+    help="File to write.",
 )
 @click.option(
     "--data",
@@ -224,7 +229,7 @@ OK, MISSING = 0, 1
 )
 @click.option("--data", type=click.Path(path_type=Path), help="Data directory to check.  [default: that of `remit up`]")
 @click.option("--port", type=click.IntRange(1, 65535), default=LISTEN_PORT, show_default=True, help="API port to check.")
-@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", show_default=True, help="Output format.")
 def doctor(data: Path | None, port: int, output: str) -> None:
     """Check what Remit needs on this machine, and print a fix for everything that is missing.
 

@@ -131,7 +131,13 @@ class UpOptions(NamedTuple):
     metavar="KIND=N[:MODEL]",
     help="Devices of each node. Repeatable.  [default: detected]",
 )
-@click.option("--sandbox", type=click.Choice(["auto", "bwrap", "none"]), default="auto", show_default=True)
+@click.option(
+    "--sandbox",
+    type=click.Choice(["auto", "bwrap", "none"]),
+    default="auto",
+    show_default=True,
+    help="Sandbox of replicas whose manifest does not choose one.",
+)
 @tls_options
 @log_options
 @host_options

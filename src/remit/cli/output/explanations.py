@@ -257,7 +257,10 @@ def _workload(console: Console, explanation: WorkloadExplanation, verbose: bool,
         similar = f" and {many(group.count - 1, 'other')} like it" if group.count > 1 else ""
         _pending(console, f"{group.first}{similar}", group.waits, explanation.since, explanation.history, verbose, wall)
     if not explanation.groups:
-        line(console, "limited by", _format_limit(explanation.limit, explanation.detail))
+        detail = explanation.detail
+        if not explanation.limit and not detail and (released := explanation.stages.get(Phase.RELEASED, 0)):
+            detail = f"{many(released, 'released replica')} completed, or will be retried or removed by the controllers"
+        line(console, "limited by", _format_limit(explanation.limit, detail))
     if explanation.unattended:
         line(console, "not running", explanation.unattended, BAD)
 
@@ -413,15 +416,18 @@ def _pending(
         line(console, "preempts", format_preemption(waits.preemption))
     if waits.verdict != "now":
         line(console, "next attempt", _next_attempt(waits, history, wall))
-    if verbose:
+    if verbose or waits.quota.covers < waits.quota.wanted:
         line(console, "quota", format_quota(waits.quota))
+    if verbose:
         _funnel(console, waits.passage)
 
 
 def _verdict(waits: PendingExplanation) -> str:
-    return {"now": "now", "not-now": 'not-now (not "never")', "never": "never (with the cluster as declared now)"}[
-        waits.verdict
-    ]
+    return {
+        "now": "now",
+        "not-now": "not-now (an event can end the wait)",
+        "never": "never (with the cluster as declared now)",
+    }[waits.verdict]
 
 
 def _format_reason(waits: PendingExplanation) -> str:

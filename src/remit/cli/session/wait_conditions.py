@@ -62,7 +62,7 @@ class GoalStatus(NamedTuple):
         return f"{self.text}; limited by {self.limit}" if self.limit else self.text
 
 
-DELETED: Final = GoalStatus(False, "is deleted", failed="it was deleted in the meantime", fix="apply it again, then wait again")
+DELETED: Final = GoalStatus(False, "deleted", failed="it was deleted in the meantime", fix="apply it again, then wait again")
 
 
 class Goal(Protocol):
@@ -249,13 +249,13 @@ class ObjectDeleted:
     async def check(self, api: Api) -> GoalStatus:
         obj = await _get_or_none(api, self._ref, self._tenant)
         if obj is None or (self._uid and obj.metadata.uid != self._uid):
-            return GoalStatus(True, "is deleted")
+            return GoalStatus(True, "deleted")
         self._uid = obj.metadata.uid
         if self._ref.kind != "Workload":
             finalizers = ", ".join(getattr(obj.metadata, "finalizers", ()))
-            return GoalStatus(False, "is not deleted yet" + (f", waiting for finalizers {finalizers}" if finalizers else ""))
+            return GoalStatus(False, "not deleted yet" + (f", waiting for finalizers {finalizers}" if finalizers else ""))
         remaining = (await api.list(Replica, tenant=self._tenant, fields=f"spec.workload={self._ref.name}")).items
-        return GoalStatus(False, f"{len(remaining)} of its replicas remain" if remaining else "is not deleted yet")
+        return GoalStatus(False, f"{len(remaining)} of its replicas remain" if remaining else "not deleted yet")
 
 
 class ConditionMet:
@@ -279,7 +279,7 @@ class ConditionMet:
                 False, f"has no condition {self._type} yet" + (f"; its conditions are {present}" if present else "")
             )
         current = condition.observed_generation in (0, obj.metadata.generation)
-        text = " ".join(part for part in (f"{condition.type}={condition.status}", condition.reason, condition.message) if part)
+        text = f"{condition.type}={condition.status}" + (f" ({_reason_text(condition)})" if _reason_text(condition) else "")
         return GoalStatus(condition.status.lower() == self._status.lower() and current, text)
 
     def _impossible(self, workload: Workload) -> GoalStatus | None:
@@ -291,14 +291,14 @@ class ConditionMet:
         if kind != "job":
             text = f"it is a {kind}; only jobs can become {self._type}"
             return GoalStatus(
-                False, f"is a {kind}", failed=text, fix=f"wait until it is ready: remit wait {self.name} --for=ready"
+                False, f"a {kind}", failed=text, fix=f"wait until it is ready: remit wait {self.name} --for=ready"
             )
         condition = condition_of(workload.status.conditions, opposite)
         if condition is None or condition.status != "True" or condition.observed_generation != workload.metadata.generation:
             return None
-        reason = " ".join(part for part in (condition.reason, condition.message) if part)
+        reason = _reason_text(condition)
         text = f"it is {condition.type}{f' ({reason})' if reason else ''} and can no longer become {self._type}"
-        return GoalStatus(False, f"is {condition.type}", failed=text, fix=f"for details: remit describe {self.name}")
+        return GoalStatus(False, condition.type, failed=text, fix=f"for details: remit describe {self.name}")
 
 
 class PhaseReached:
@@ -312,11 +312,11 @@ class PhaseReached:
         if obj is None:
             return DELETED
         if isinstance(obj, Node):
-            return GoalStatus(obj.status.health.value == self._phase, f"is {obj.status.health.value}")
+            return GoalStatus(obj.status.health.value == self._phase, obj.status.health.value)
         status = obj.status
         reason = f": {status.reason}" if getattr(status, "reason", "") else ""
         placed = status.phase not in _UNPLACED_PHASES
-        return GoalStatus(status.phase.value == self._phase, f"is {status.phase.value}{reason}", placed=placed)
+        return GoalStatus(status.phase.value == self._phase, f"{status.phase.value}{reason}", placed=placed)
 
 
 class ObjectReady:
@@ -331,7 +331,7 @@ class ObjectReady:
             return DELETED
         if isinstance(obj, Node):
             ready = obj.status.health.value == "ready" and not obj.spec.unschedulable
-            text = "is cordoned" if obj.spec.unschedulable else f"is {obj.status.health.value}"
+            text = "is cordoned" if obj.spec.unschedulable else obj.status.health.value
             return GoalStatus(ready, text)
         phase, reason = obj.status.phase, obj.status.reason
         text = f"is {phase.value}{f': {reason}' if reason else ''}"
@@ -364,15 +364,19 @@ class NodeDrained:
     async def check(self, api: Api) -> GoalStatus:
         obj = await _get_or_none(api, ObjectRef("Node", self._node), "")
         if obj is None:
-            return GoalStatus(True, "is deleted")
+            return GoalStatus(True, "deleted")
         if not obj.spec.draining:
             return GoalStatus(False, "", failed="the drain was cancelled by `remit uncordon` or a manifest")
         replicas = (await api.list(Replica, tenant="", fields=f"status.node={self._node}")).items
         remaining = [one for one in replicas if one.status.phase not in _OFF_NODE_PHASES]
         if not remaining:
-            return GoalStatus(True, "is empty")
+            return GoalStatus(True, "empty")
         named = [f"{one.metadata.tenant}/{one.metadata.name} {one.status.phase.value}" for one in remaining[:NAMED_MAX]]
         more_text = f" and {len(remaining) - NAMED_MAX} more" if len(remaining) > NAMED_MAX else ""
         condition = condition_of(obj.status.conditions, "Drained")
         finalizers = f"; blocked: {condition.message}" if condition is not None and condition.message else ""
         return GoalStatus(False, f"{len(remaining)} replicas left: {', '.join(named)}{more_text}{finalizers}")
+
+
+def _reason_text(condition: Condition) -> str:
+    return ": ".join(part for part in (condition.reason, condition.message) if part)

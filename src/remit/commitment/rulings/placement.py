@@ -67,11 +67,11 @@ def bind(draft: Draft, operation: Operation, claim: Bind) -> int | Refused:
 def fits_plainly(
     draft: Draft, operation: Operation, claim: Bind | Reserve, requirements: Requirements, leaving: Collection[Replica]
 ) -> bool:
-    """Decide the common case by the same predicates as `place`, in fewer steps: whether the replica may be placed where the
-    claim says if the `leaving` ones on that node hold nothing any more.
+    """Decide the common case by the same predicates as `place`, in fewer steps. Return whether the replica fits on the claimed
+    node once the replicas in `leaving` have released their capacity there.
 
-    Covers replicas without devices and placement terms that are charged to their tenant's own quota. In every other case the
-    result is False, and `place` decides.
+    The common case is a replica without devices and placement terms that is charged to its tenant's own quota. In every
+    other case the result is False, and `place` decides.
     """
     books, changes = draft.books, draft.changes
     if (

@@ -22,7 +22,7 @@ _UNHEALTHY = (NodeHealth.SUSPECT, NodeHealth.UNKNOWN, NodeHealth.LOST)
 
 
 class EndpointController(Controller):
-    """Keys: replicas."""
+    """The endpoint controller. Keys: replicas."""
 
     permissions = ControllerPermissions(Role.ENDPOINTS, transitions=("serve", "unserve"))
 

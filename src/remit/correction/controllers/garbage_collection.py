@@ -27,7 +27,7 @@ _DECLARED_KINDS: Final = {definition.prefix: definition.kind for definition in D
 
 
 class GarbageCollector(Controller):
-    """Keys: objects that have owners or are marked for deletion."""
+    """The garbage collector. Keys: objects that have owners or are marked for deletion."""
 
     permissions = ControllerPermissions(Role.WORKLOADS, claims=(Delete,), declares=DECLARED)
     lease = f"{Role.WORKLOADS}/cascade"

@@ -49,7 +49,7 @@ _REGION_PREFIX: Final = "region/"
 
 
 class NodeController(Controller):
-    """Keys: nodes; and regions, for events about many nodes at once."""
+    """The node controller. Keys: nodes; and regions, for events about many nodes at once."""
 
     permissions = ControllerPermissions(Role.NODES, claims=(Mark,), transitions=("evict", "doubt", "lose"))
 

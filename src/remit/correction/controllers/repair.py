@@ -53,7 +53,7 @@ _REPAIRED_PHASES: Final = (P.FAILED, *_PHASE_LIMITS)
 
 
 class RepairController(Controller):
-    """Keys: replicas that wait or have failed, workloads with replicas to retry, and grants."""
+    """The repair controller. Keys: replicas that wait or have failed, workloads with replicas to retry, and grants."""
 
     permissions = ControllerPermissions(Role.REPAIR, claims=(Close,), transitions=("release", "requeue", "reclaim", "abort"))
 

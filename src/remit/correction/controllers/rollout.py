@@ -21,7 +21,7 @@ from remit.model.records import Replica
 
 
 class RolloutController(Controller):
-    """Keys: workloads."""
+    """The rollout controller. Keys: workloads."""
 
     permissions = ControllerPermissions(Role.ROLLOUT, transitions=("retire",))
 

@@ -83,8 +83,8 @@ class WorkloadConditions:
             self._first_seen.setdefault(new.metadata.uid, self._clock.now_ms())
 
     def start_debounce(self, workload: Workload) -> None:
-        """Start the debounce of a job that was created with all its initial replicas: its state at the end of the debounce is
-        written.
+        """Schedule the first conditions of a job that was created with all its initial replicas. They show its state at the end
+        of the debounce, so that a job which starts at once costs one write.
         """
         for type_ in ("Admitted", "Scheduled"):
             self._pending_updates[workload.metadata.uid, type_] = _ANY_STATE, self._clock.now_ms()
@@ -211,7 +211,7 @@ class WorkloadConditions:
                 "Available",
                 "False",
                 "TooFewReady",
-                f"fewer than {minimum} replicas are ready, the minimum from minAvailable and maxUnavailable",
+                f"fewer than {minimum} replicas are ready, the minimum that minAvailable and maxUnavailable require",
                 time.wall,
             )
         failed = [row for row in members if row.obj.status.failures and self._desired.is_current(workload, row.obj)]

@@ -33,7 +33,7 @@ _SPAWN_CLAIM_MAX = 10_000
 
 
 class WorkloadController(Controller):
-    """Keys: workloads."""
+    """The workload controller. Keys: workloads."""
 
     permissions = ControllerPermissions(
         Role.WORKLOADS,
@@ -72,7 +72,8 @@ class WorkloadController(Controller):
 
     def _only_progresses(self, workload_key: str, old: Replica | None, new: Replica | None) -> bool:
         """Return whether a job's replica only progresses, so that none is missing or surplus. That affects only the job's
-        conditions, which are debounced anyway. A replica that is seen before its workload was created together with it.
+        conditions, which are debounced anyway. A new replica whose workload is not yet known counts as progress: both were
+        created in one commit, and the workload follows.
         """
         if (
             new is None

@@ -41,7 +41,7 @@ class RequeueAfter(NamedTuple):
 
 
 class RequeueCoalesced(NamedTuple):
-    """A key whose change needs no action now. One reconcile after `in_ms` covers all changes until then."""
+    """Reconcile the key once, after `in_ms`. Further changes of the key until then need no reconcile of their own."""
 
     key: str
     in_ms: int

@@ -303,7 +303,7 @@ class _LeaseTerm:
         self._controller.on_lease_acquired(self._loop.reconcile_time())
         resync_at_ms = reconciled_ms = self._clock.now_ms()
         while self._may_continue(now_ms := self._clock.now_ms()):
-            wake.clear()
+            wake.clear()  # before the queue is read: a change that arrives later must wake the next round
             if now_ms >= resync_at_ms:
                 resync_at_ms = now_ms + timing.resync_ms - rng.jitter_ms(timing.resync_ms // 4)
                 self.queue.resync(self._controller.all_keys())

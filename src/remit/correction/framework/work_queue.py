@@ -243,8 +243,8 @@ class TokenBucket:
         self._at_ms: int | None = None
 
     def wait_ms(self, now_ms: int, milli_per_s: int) -> int:
-        """Take a token and return 0, or return the time until one is available. Time since the last draw counts at this draw's
-        rate.
+        """Take a token and return 0, or return the time until one is available. The bucket is refilled
+        for the time since the last call, at the rate of this call.
         """
         passed_ms = 0 if self._at_ms is None else max(0, now_ms - self._at_ms)
         self._level, self._at_ms = min(self._full, self._level + passed_ms * milli_per_s), now_ms

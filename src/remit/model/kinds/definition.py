@@ -64,7 +64,7 @@ class KindDefinition(Struct, frozen=True, kw_only=True):
     tenanted: bool = False
     """Names are unique only within a tenant."""
     tenant_readable: bool = False
-    """Readable by users of any tenant, because workloads refer to it. Of the tenants, only their own."""
+    """Readable by users of any tenant, because workloads refer to it. Users of a tenant read only their own Tenant object."""
     tenant_limit: str = ""
     """Field of `TenantLimits` that limits the number of objects. Their size then counts against `bytes`."""
     references: tuple[Reference, ...] = ()

@@ -1,6 +1,6 @@
 """Type checks of document values against msgspec types.
 
-Every mismatch is reported with a fix, and none stops the check of the rest. The types are those of kinds.py as msgspec
+Every mismatch is reported with a fix, and none stops the check of the rest. The types are those of model/kinds as msgspec
 describes them, so that a new field needs no code here. Rules between values are in field_rules.py.
 """
 

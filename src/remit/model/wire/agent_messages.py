@@ -1,4 +1,4 @@
-"""Agent messages: heartbeats, orders, log and exec requests, secret material.
+"""Agent messages: heartbeats, assignments, log and exec requests, secret material.
 
 An agent watches the replicas that are assigned to its nodes (first all rows, then changes), reports the complete state of
 each node with every heartbeat, and serves log and exec requests. Heartbeats are kept in memory and never stored. Types only:
@@ -101,8 +101,8 @@ _encoder = msgspec.json.Encoder(enc_hook=enc_hook)
 _assignments_decoder: msgspec.json.Decoder[AssignmentsUpdate] = msgspec.json.Decoder(AssignmentsUpdate, dec_hook=dec_hook)
 
 
-def encode_assignments(orders: AssignmentsUpdate) -> bytes:
-    return _encoder.encode(orders)
+def encode_assignments(update: AssignmentsUpdate) -> bytes:
+    return _encoder.encode(update)
 
 
 def decode_assignments(line: bytes) -> AssignmentsUpdate:

@@ -43,8 +43,8 @@ class ProblemItem(ApiType, frozen=True, kw_only=True):
 
 
 class ProblemAnswer(ApiType, frozen=True, kw_only=True):
-    """An error response (RFC 9457). `code` is stable and for programs; `detail` and `cure` are for people. `reason` is for
-    programs too: for `unauthenticated`, `token_revoked` or `token_expired`.
+    """An error response (RFC 9457). `code` is stable and for programs; `detail` and `cure` are for people. `reason`
+    refines the code for programs: `token_revoked` or `token_expired` where the code is `unauthenticated`.
     """
 
     type: str = "about:blank"

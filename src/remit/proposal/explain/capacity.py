@@ -124,7 +124,9 @@ class _CapacityRequest(NamedTuple):
         return self.workload.spec.gang.min if self.workload.spec.gang is not None else 0
 
     def covered(self, fitting: int, before: int = 0) -> int:
-        """How many of `fitting` replicas the quota covers after `before` were charged. A gang counts complete or not at all."""
+        """How many of `fitting` replicas the quota covers, if `before` others are charged first. A gang that is not covered
+        completely counts as 0.
+        """
         available = max(0, self.quota_source.covers(self.trial.setting.requirements.charge.pairs, before + fitting) - before)
         count = min(fitting, available)
         return 0 if self.paused or (before + count < self.gang) else count

@@ -1,4 +1,4 @@
-"""Why replicas are pending: reason, funnel, quota, preemption.
+"""Explains why replicas are pending: reason, funnel, quota, preemption.
 
 Read-only: it queries a view and places nothing. The reason is the one a scheduler would record now, found in the same order
 as in attempts.py: paused or deleted workload, missing gang members, quota, then the funnel over the nodes. Remedies are

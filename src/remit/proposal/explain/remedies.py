@@ -77,7 +77,9 @@ def _relaxations(trial: Trial, names: Sequence[str], count: int) -> list[Remedy]
 
 
 def _filter_changes(trial: Trial, relaxed: Trial, names: Sequence[str], count: int) -> list[Change]:
-    """Changes for these filters. If nodes must be repaired, the change names a minimal set of nodes that is sufficient."""
+    """Return one change for each of these filters. If nodes must be repaired or uncordoned, it names a minimal sufficient set
+    of nodes.
+    """
     nodes: tuple[str, ...] = ()
     if NODE_STATE_FILTERS & frozenset(names):
         used = dict.fromkeys(relaxed.kernel.node_name(row) for row in relaxed.try_place(count).rows)

@@ -1,4 +1,4 @@
-"""Explanation of one replica or one workload, with recorded decisions.
+"""Explains one replica or one workload: the entry points of `remit explain`.
 
 Combines the current view with the recorded history. The wording of the output is in cli/output/explanations.py.
 """
@@ -116,7 +116,7 @@ def _has_left(view: SchedulerView, victim: str, copy: str) -> bool:
 def _node_answers(
     view: SchedulerView, slot: int, rules: PlacementInputs, node: str, now_on: str
 ) -> tuple[NodeFitExplanation | None, NodeFitExplanation | None]:
-    """Fit on the requested node, and on the node where the replica runs now, both as if it were not running anywhere."""
+    """Explain whether the replica would fit on the requested node, and on its present node, if it were not placed yet."""
     if not node:
         return None, None
     generation, priority = view.replicas.at.generation[slot], view.replicas.at.priority[slot]

@@ -259,7 +259,9 @@ class Fragmentation:
     # -- choosing devices --------------------------------------------------------------------------------------------------
 
     def _share_cost(self, requirement: DeviceRequirement) -> Ints:
-        """By free share of a device, the cost of taking this share from it. Lost worth is compared first."""
+        """Return the cost of taking this share from a device, indexed by the free share of the device. A smaller loss of worth
+        always costs less; at equal loss, the device with the smaller free share does.
+        """
         key = requirement.kind, requirement.amount
         if key not in self._share_costs:
             worths, level = self._worths.get(requirement.kind, WHOLE_ONLY), np.arange(WHOLE_DEVICE + 1)

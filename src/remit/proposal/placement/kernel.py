@@ -104,7 +104,7 @@ class Kernel:
         A different requirements object under the same key (compared by identity) replaces the class. `overridden` are fields of
         the requirements set by overrides or hints rather than by the workload.
         """
-        work_class = self._classes.pop(key, None)
+        work_class = self._classes.pop(key, None)  # inserted again below: the dictionary is in order of last use
         if work_class is None or work_class.source_requirements is not requirements:
             work_class = WorkClass(
                 requirements, requirements._replace(**overridden) if overridden else requirements, self.filters, self.scores
@@ -368,7 +368,7 @@ class Kernel:
         if work_class.requirements.whole_devices or work_class.requirements.device_shares:
             self._place_one_by_one(work_class, count, placed)
             return
-        while (remaining := count - len(placed.rows)) > 0:
+        while (remaining := count - len(placed.rows)) > 0:  # again, if the order was truncated to bound its memory
             numbers = self.refresh(work_class)
             if work_class.groups is not None:
                 self._place_by_group(work_class, work_class.groups, count, placed)
@@ -495,6 +495,7 @@ class Kernel:
         """
         complete = True
         depth_max = 1 if work_class.one_per_node else self._depth_max(work_class, rows, limit)
+        # Start at twice the average depth per row: computing every row to its full depth would mostly be wasted.
         depth = min(depth_max, 2 * limit // max(len(rows), 1) + 1)
         while True:
             depth = max(1, min(depth, depth_max, _CELLS_MAX // max(len(rows), 1)))

@@ -412,7 +412,7 @@ def _fits(
 def _replicas_that_fit(
     requirements: Requirements, free_capacity: _FreeCapacity, row: int, candidates: VictimCandidates, evicted: Sequence[int]
 ) -> int:
-    """How many such replicas fit on the row then, by resources; 1 if they request devices."""
+    """How many replicas with these requirements fit on the row after the evictions, by resources; 1 if they request devices."""
     counts = [
         (int(free_capacity.free[name][row]) + sum(int(candidates.amounts[name][index]) for index in evicted)) // need
         for name, need in requirements.resources

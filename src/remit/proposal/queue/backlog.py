@@ -55,7 +55,7 @@ class TenantAllocation:
         return queue
 
     def flush(self) -> None:
-        """Takes the allocated turns out of the queue."""
+        """Takes the members whose turns were used out of the queue."""
         if self.queue is not None and self._reserved > self.remaining:
             self._round.take_members(self.queue, self._reserved - self.remaining)
         self.remaining = self._reserved = 0

@@ -133,7 +133,7 @@ class WakeupMatcher:
         return is_open
 
     def uses_spread(self, queue: ClassQueue) -> bool:
-        """Selects queues with a topology spread: for them the set of domains matters."""
+        """Whether the queue has a topology spread, so that a new or removed domain can unblock it."""
         try:
             work_class = self._class_of(queue)
         except PluginError:

@@ -173,7 +173,7 @@ _FAILURE_TRANSITIONS: Final = frozenset({"crash", "doubt", "distrust", "lose", "
 
 
 class AccountChange(Struct, frozen=True, kw_only=True):
-    """One line of a watch: something happened."""
+    """One line of an event watch: one event, not folded with earlier ones."""
 
     type: Literal["changed"] = "changed"
     revision: int
@@ -181,7 +181,7 @@ class AccountChange(Struct, frozen=True, kw_only=True):
 
 
 class _Occurrence(NamedTuple):
-    """Something that happened, before folding."""
+    """One occurrence of an event, before folding."""
 
     revision: int
     at: str
@@ -319,7 +319,7 @@ def _occurrences_in_batch(row: Row, batch: BatchRecord) -> Iterator[_Occurrence]
                 row.revision, batch.at, "Warning", entry.code, _subject(entry), source, f"{verb} refused: {entry.detail}"
             )
         else:
-            message = f"{verb} accepted" + (f": {entry.detail}" if entry.detail else "")
+            message = entry.detail or f"{verb} accepted"
             kind: Literal["Normal", "Warning"] = "Warning" if verb in _FAILURE_TRANSITIONS else "Normal"
             yield _Occurrence(row.revision, batch.at, kind, _reason_of_verb(verb), _subject(entry), source, message)
 

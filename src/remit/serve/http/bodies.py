@@ -180,8 +180,11 @@ def validate_manifest(body: bytes) -> AnyObject:
 
 
 def _decode_manifest(body: bytes) -> AnyObject | None:
-    """Decode and check a manifest; None if the reader must read it. Other kinds than workloads are rare, and the authority
-    validates them again: writing out a default can matter to a policy rule, and an object does not keep that.
+    """Decode and check a manifest. Return None if it is invalid or has a form that only the slower reader accepts.
+
+    Only workloads are marked as validated, so that the authority need not validate them again. Other kinds are rare. They
+    are validated twice, because rules of a policy can depend on whether a default was written out, which a decoded object
+    does not show.
     """
     obj = decode_manifest(body)
     if isinstance(obj, Workload) and len(body) <= INLINE_BYTES_MAX:

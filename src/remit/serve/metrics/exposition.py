@@ -31,7 +31,7 @@ MetricComponent = Literal["server", "scheduler", "controllers", "agent"]
 
 
 class MetricDefinition(NamedTuple):
-    """One metric. `component` is the process that reports it; in `remit up` the first three are one process.
+    """One metric. `component` is the process that reports it; `remit up` runs server, scheduler and controllers as one process.
 
     A metric with a `former_name` is exposed under both names for one release.
     """

@@ -1,4 +1,4 @@
-"""JSON of a stored row; redaction of secrets and of other tenants' names.
+"""Response JSON of a stored row, and redaction of secrets and of other tenants' names.
 
 A row is the JSON of an object without default values. To render it, the revision is inserted at the front and the rest is
 sent as stored, without decoding. Two fields that readers always look for are written even with their default value: the API

@@ -21,7 +21,7 @@ from remit.agent.keeper.protocol import KeeperClient
 from remit.agent.preparation.preparer import Preparer, SecretAndConfigStep
 from remit.agent.run_spec import NodeSettings
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
-from remit.client.rpc import material_source, order_feed
+from remit.client.rpc import assignment_source, material_source
 from remit.law.timing import Timing
 from remit.model.claims import Actor, AnyClaim, Apply, Delete, Evidence, Report, Role
 from remit.model.kinds import Device, Node, NodeHealth, NodeSpec, Taint
@@ -55,7 +55,7 @@ class SimulatedAgent:
         self.agent = Agent(
             context.world,
             self.client,
-            _recorded_feed(context, order_feed(context.world.link, context.world.randomness.shuffled(context.servers))),
+            _recorded_feed(context, assignment_source(context.world.link, context.world.randomness.shuffled(context.servers))),
             KeeperClient(context.world.link, keeper, context.world.clock),
             [HostedNodeSpec(node, location_of(node.metadata.name, context.scope)) for node in nodes],
             name=context.process.name,
@@ -73,9 +73,9 @@ def _recorded_feed(context: RoleContext, feed: AssignmentFeed) -> AssignmentFeed
 
     async def recorded(nodes: Sequence[str]) -> AsyncGenerator[AssignmentsUpdate, None]:
         async with aclosing(feed(nodes)) as items:
-            async for orders in items:
-                yield orders
-                context.report_observed(orders.incarnation, orders.revision)
+            async for update in items:
+                yield update
+                context.report_observed(update.incarnation, update.revision)
 
     return recorded
 
@@ -107,15 +107,15 @@ TEMPORARY_NODE_PREFIX: Final = f"{NODE_PREFIX.removeprefix('node/')}passing-"
 
 async def report_hints(simulated: SimulatedAgent) -> None:
     """Periodically report, for each node, what ran there recently. The reports are true, but soon out of date."""
-    context, orders = simulated.context, simulated.agent.assignments
+    context, assignments = simulated.context, simulated.agent.assignments
     clock, rng = context.world.clock, context.world.randomness.stream(random_streams.NODE_HINTS)
     recent: dict[str, dict[str, None]] = {name: {} for name in simulated.names}
     while True:
         await clock.sleep_ms(context.timing.heartbeat_ms * 2 + rng.jitter_ms(8 * context.timing.heartbeat_ms))
         for name in simulated.names if not context.timing.quiet else ():
             known = recent[name]
-            for _, order in orders.on_node(name):
-                replica: Replica = order.replica
+            for _, assignment in assignments.on_node(name):
+                replica: Replica = assignment.replica
                 work = f"{replica.metadata.tenant}/{replica.spec.workload}"
                 known.pop(work, None)
                 known[work] = None
@@ -125,7 +125,7 @@ async def report_hints(simulated: SimulatedAgent) -> None:
             if actor is not None and known:
                 counts = dict.fromkeys(known, FULL)
                 summary = SummarySpec(actor.lease, actor.epoch, clock.now_ms(), counts=counts)
-                evidence = Evidence(orders.revision, orders.age_ms())
+                evidence = Evidence(assignments.revision, assignments.age_ms())
                 try:
                     await simulated.client.submit_many([Report(PREFIX + name, summary)], actors=[actor], evidence=evidence)
                 except RetriesExhausted as error:
@@ -241,7 +241,9 @@ class HintReporter:
     # -- closed nodes ----------------------------------------------------------------------------------------------------
 
     async def _reopen(self) -> None:
-        """Open nodes after their time, also those that another client closed again by writing an old state."""
+        """Open nodes whose closed time has passed. This includes nodes that another client has closed again by
+        writing an outdated manifest.
+        """
         now_ms = self.context.world.clock.now_ms()
         for node in self._nodes():
             closed = node.spec.unschedulable or CLOSED_TAINT in node.spec.taints

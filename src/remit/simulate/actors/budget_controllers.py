@@ -57,7 +57,7 @@ _WATCHED_PREFIXES: Final = ("grant/", "peer/", "tenant/")
 
 
 class ClockReading(NamedTuple):
-    """An instant that has passed on the clock of a scope's authority."""
+    """A time that the clock of a scope's authority has already reached, with the boot id of that clock."""
 
     boot: str
     at_ms: int
@@ -252,8 +252,8 @@ class BudgetPeer(RetryingRole):
         return grant
 
     def is_due(self, action: str, mean_beats: int) -> bool:
-        """Whether a periodic action is due, on the clock of this process. The first time is random too. Optional actions are
-        skipped in the quiet phase.
+        """Whether a periodic action is due, on the clock of this process. All intervals are random, also that before the first
+        action. Optional actions are skipped in the quiet phase.
         """
         if self.context.timing.quiet and action.startswith(("offer", "yield", "close")):
             return False
@@ -507,7 +507,7 @@ def fraction_of(amount: Amount, times: int) -> Amount:
 
 
 def _as_issued(grant: Grant) -> GrantSpec:
-    """A grant as its issuer must have written it: a share is at most what is left of the budget."""
+    """The spec that the issuer wrote for this grant. A share was at most the amount that was left of the budget."""
     spec = grant.spec
     shares = {tenant: share - share.excess_over(spec.amount) for tenant, share in spec.shares.items()}
     parent = f"tenant/{spec.tenant}" if spec.purpose == "quota" else ""

@@ -93,7 +93,7 @@ class SimDisk:
     # Called by a mount after it has checked that its process is alive. Paths are absolute and normalized.
 
     def entry(self, path: Path) -> Entry | FileMissing:
-        """A path below a file is missing, as on the real disk."""
+        """Return the entry, or why it is missing. A path whose parent is a file is missing too, as on the real disk."""
         self.check_works(path)
         return self._entries[path] if path in self._entries else _missing(path)
 

@@ -65,7 +65,7 @@ def torn_disk(run: str, service: str) -> str:
 
 
 def torn_disk_crash(number: int) -> str:
-    """Below `torn_disk`: one power cut."""
+    """One power cut of a SQLite store. The stream is derived from that of `torn_disk`."""
     return f"crash {number}"
 
 

@@ -278,6 +278,7 @@ class DatabaseFile:
         """
         if self.damage is not None:
             raise self.damage
+        # Maintenance normally keeps the log shorter. If it fails, commits must fail too, before the log fills the disk.
         if self.wal_pages > WAL_PAGES_MAX:
             self.checkpoint()
         with self.reading():
@@ -308,7 +309,7 @@ class DatabaseFile:
     def _conflict(self, commit: Commit, group: dict[str, int]) -> Conflict | None:
         for guard in commit.guards:
             id_ = group.get(guard.key) or self._newest(guard.key)
-            found = 0 if id_ & 1 else id_ >> _REVISION_SHIFT
+            found = 0 if id_ & 1 else id_ >> _REVISION_SHIFT  # a deleted row is absent, which a guard states as revision 0
             if found != guard.revision:
                 return Conflict(guard.key, guard.revision, found)
         return None
@@ -320,7 +321,7 @@ class DatabaseFile:
             self.db.execute(_APPEND, (apsw.carray(tuple([_pack(row) for row in rows])),))
             if facts:
                 self.db.executemany("INSERT OR REPLACE INTO meta VALUES(?, ?)", facts)
-            committing = True
+            committing = True  # from here on, an error of the disk leaves the outcome unknown
             self.db.execute("COMMIT")
         except (apsw.Error, OSError, MemoryError) as error:
             self.roll_back()

@@ -204,6 +204,7 @@ class SqliteStore:
                     await self._maintain(sum(len(pending.commit.puts) + len(pending.commit.deletes) for pending in group))
         finally:
             self._writer = None
+            # Commits are left only if the writer failed or was cancelled. They were not written; end the wait of their callers.
             for queued in self._queue:
                 queued.answer.cancel()
             self._queue.clear()

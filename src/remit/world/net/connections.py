@@ -132,7 +132,7 @@ class BoundSocket:
 
     @property
     def url(self) -> str:
-        """For a wildcard address, the URL from this machine."""
+        """URL of the socket. If it listens on all addresses, the URL names the loopback address."""
         host = _LOCAL_OF_WILDCARD.get(self.host, self.host)
         return f"{'https' if self.secure else 'http'}://{f'[{host}]' if ':' in host else host}:{self.port}"
 

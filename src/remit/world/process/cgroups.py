@@ -184,7 +184,7 @@ class Cgroups:
 
     @property
     def name(self) -> Literal["v2", "v1", "none"]:
-        """The version that enforces limits. A v2 hierarchy that can only kill may exist next to v1 controllers."""
+        """The cgroup version that enforces limits. Beside v1 controllers, a v2 hierarchy may exist that can only kill."""
         limiting = [hierarchy for hierarchy in self._hierarchies if hierarchy.controllers & {"memory", "pids", "cpu"}]
         return (limiting or list(self._hierarchies))[0].version if self._hierarchies else "none"
 

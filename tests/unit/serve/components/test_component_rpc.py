@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from remit.client.remote_store import RangeRequest, RowsPage, WatchRequest
-from remit.client.rpc import EndpointReply, UnreadableRequest, order_feed
+from remit.client.rpc import EndpointReply, UnreadableRequest, assignment_source
 from remit.law.timing import Timing
 from remit.model.kinds import NodeHealth
 from remit.model.objects import AnyObject, encode, key
@@ -82,11 +82,11 @@ async def test_first_update_is_whole_with_needed_generations(world: World) -> No
     on_n1 = [replica("w", 0, "bound", "n1"), replica("w", 1, "running", "n1")]
     server = Server(world, ready("n1"), ready("n2"), *work("w"), *on_n1, replica("w", 2, "bound", "n2"))
     reader = StreamReader(server, "n1")
-    orders = await reader.next()
-    assert (orders.whole, orders.incarnation, orders.revision) == (True, "one", 1)
-    assert [one.replica for one in orders.replicas] == on_n1
-    assert [one.spec.generation for one in orders.generations] == [1]
-    assert {name: at for name, (_, at) in orders.nodes.items()} == {"n1": 1}
+    update = await reader.next()
+    assert (update.whole, update.incarnation, update.revision) == (True, "one", 1)
+    assert [one.replica for one in update.replicas] == on_n1
+    assert [one.spec.generation for one in update.generations] == [1]
+    assert {name: at for name, (_, at) in update.nodes.items()} == {"n1": 1}
     await reader.lines.aclose()
 
 
@@ -96,9 +96,9 @@ async def test_later_updates_contain_changes_and_each_generation_once(world: Wor
     reader = StreamReader(server, "n1")
     await reader.next()
     server.write(replica("w", 0, "starting", "n1"), replica("w", 1, "bound", "n2"))
-    orders = await reader.next()
-    assert (orders.whole, [one.replica.status.phase for one in orders.replicas]) == (False, ["starting"])
-    assert (orders.generations, orders.nodes, orders.revision) == ((), {}, 2)
+    update = await reader.next()
+    assert (update.whole, [one.replica.status.phase for one in update.replicas]) == (False, ["starting"])
+    assert (update.generations, update.nodes, update.revision) == ((), {}, 2)
     server.write(ready("n1", NodeHealth.SUSPECT))
     assert list((await reader.next()).nodes) == ["n1"]
     await reader.lines.aclose()
@@ -111,8 +111,8 @@ async def test_released_moved_or_deleted_replicas_are_reported_gone(world: World
     reader = StreamReader(server, "n1")
     await reader.next()
     server.write(replica("w", 0, "released", "n1"), replica("w", 1, "bound", "n2"), drop=("replica/t1/w-2",))
-    orders = await reader.next()
-    assert (sorted(orders.gone), orders.replicas) == (["replica/t1/w-0", "replica/t1/w-1", "replica/t1/w-2"], ())
+    update = await reader.next()
+    assert (sorted(update.gone), update.replicas) == (["replica/t1/w-0", "replica/t1/w-1", "replica/t1/w-2"], ())
     await reader.lines.aclose()
 
 
@@ -142,8 +142,8 @@ async def test_idle_stream_sends_age_once_per_heartbeat(world: World) -> None:
     reader = StreamReader(server, "n1")
     await reader.next()
     for beat in (1, 2):
-        orders = await reader.next()
-        assert (orders.age_ms, orders.replicas, orders.whole) == (beat * TIMING.heartbeat_ms, (), False)
+        update = await reader.next()
+        assert (update.age_ms, update.replicas, update.whole) == (beat * TIMING.heartbeat_ms, (), False)
     await reader.lines.aclose()
 
 
@@ -158,8 +158,8 @@ async def test_lagging_server_sends_nothing_until_cache_reaches_store(world: Wor
     await world.clock.sleep_ms(5_000)
     assert not waiting.done()
     server.write(replica("w", 0, "bound", "n1"))
-    orders = await waiting
-    assert (orders.revision, len(orders.replicas)) == (2, 1)
+    update = await waiting
+    assert (update.revision, len(update.replicas)) == (2, 1)
     await reader.lines.aclose()
 
 
@@ -211,16 +211,16 @@ class ScriptedLink:
 async def test_agent_connects_to_next_server_after_stream_ends_or_fails(world: World) -> None:
     update = msgspec.json.encode(AssignmentsUpdate("one", 7))
     net = ScriptedLink({"a": [update], "b": [update, ReplyLost("it was lost", "ask again")], "c": [b"garbled"]})
-    feed = order_feed(net, ["a", "b", "c"])
+    feed = assignment_source(net, ["a", "b", "c"])
     results: list[str] = []
     for _ in range(4):
         try:
             async with aclosing(feed(["n1"])) as items:
-                results += [f"{orders.revision}" async for orders in items]
+                results += [f"{update.revision}" async for update in items]
         except LinkError as error:
             results.append(error.cause.partition(" (")[0])
     assert net.connected == ["a", "b", "c", "a"]
-    assert results == ["7", "it was lost", "c sent orders that cannot be decoded", "7"]
+    assert results == ["7", "it was lost", "c sent assignments that cannot be decoded", "7"]
 
 
 # -- component RPC -----------------------------------------------------------------------------------------------------------

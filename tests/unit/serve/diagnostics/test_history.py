@@ -107,8 +107,8 @@ def test_failed_attempt_is_warning_event() -> None:
         return await scope.history()
 
     assert [(one.type, one.message) for one in asyncio.run(history())] == [
-        ("Warning", "crash accepted: exit 7"),
-        ("Normal", "finish accepted: ok"),
+        ("Warning", "exit 7"),
+        ("Normal", "ok"),
     ]
 
 
