@@ -26,21 +26,21 @@ from remit.store import chain
 from remit.store.protocol import Commit, CommitOutcomeUnknown, Committed, Head, Store, Unavailable
 from tests.planted.planted_bug import bug, overrule
 
-FENCED = ("accepted_entries_held_their_lease", "lease_epochs_never_decrease")
-ONCE = ("one_outcome_per_operation", "one_answer_per_operation")
-ACKNOWLEDGED = ("acknowledged_is_in_history", *ONCE)
+LEASE_CHECKS = ("accepted_operations_hold_their_lease", "lease_epochs_never_decrease")
+SINGLE_OUTCOME_CHECKS = ("one_outcome_per_operation", "one_answer_per_operation")
+ACKNOWLEDGEMENT_CHECKS = ("acknowledged_operations_are_in_history", *SINGLE_OUTCOME_CHECKS)
 
 
 # ------------------------------------------------------------------------------------------------------------ fencing
 
 
-@bug(15, 16, scenario="restores", seed=2, expects=FENCED)
+@bug(15, 16, scenario="restores", seed=2, expects=LEASE_CHECKS)
 def the_epoch_check_is_skipped(patch: pytest.MonkeyPatch) -> None:
     """Claims are accepted at any epoch of the lease."""
     patch.setattr(decide, "check_fence", lambda draft, actor: None)
 
 
-@bug(15, 18, scenario="takeovers", seed=3, expects=FENCED)
+@bug(15, 18, scenario="takeovers", seed=3, expects=LEASE_CHECKS)
 def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
     """An expired lease goes to another holder without a new epoch."""
     made = LeaseSpec
@@ -51,7 +51,7 @@ def a_lease_is_given_away_at_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "LeaseSpec", same)
 
 
-@bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
+@bug(15, 18, scenario="takeovers", expects=("valid_leases_are_not_taken_over",))
 def a_lease_is_taken_from_a_living_holder(patch: pytest.MonkeyPatch) -> None:
     """A lease may be acquired in the middle of its holder's term."""
     lapsed = leases._has_lapsed
@@ -62,7 +62,7 @@ def a_lease_is_taken_from_a_living_holder(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(leases, "_has_lapsed", half)
 
 
-@bug(15, 18, scenario="takeovers", expects=("leases_are_not_taken_from_the_living",))
+@bug(15, 18, scenario="takeovers", expects=("valid_leases_are_not_taken_over",))
 def renewals_are_not_recorded(patch: pytest.MonkeyPatch) -> None:
     """A renewal is confirmed, but the term still counts from the acquisition."""
     renew = Authority._renew_leases
@@ -76,7 +76,7 @@ def renewals_are_not_recorded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "_renew_leases", forget)
 
 
-@bug(15, scenario="meddlers", expects=("accepted_entries_held_their_lease", "leases_are_not_taken_from_the_living"))
+@bug(15, scenario="meddlers", expects=("accepted_operations_hold_their_lease", "valid_leases_are_not_taken_over"))
 def any_actor_may_vacate_a_lease(patch: pytest.MonkeyPatch) -> None:
     """Vacating does not check who holds the lease."""
     vacate = leases.vacate
@@ -126,7 +126,7 @@ def a_takeover_does_not_raise_the_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chain, "raise_epoch", keep)
 
 
-@bug(4, 8, scenario="takeovers", expects=(*ACKNOWLEDGED, *FENCED))
+@bug(4, 8, scenario="takeovers", expects=(*ACKNOWLEDGEMENT_CHECKS, *LEASE_CHECKS))
 def a_takeover_uses_stale_books(patch: pytest.MonkeyPatch) -> None:
     """A standby reads the books while it waits, and takes over with them."""
     wait = Standby.wait_for_silence
@@ -155,7 +155,7 @@ def a_takeover_uses_stale_books(patch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------------------- lost answers
 
 
-@bug(1, scenario="lost-answers", expects=ACKNOWLEDGED)
+@bug(1, scenario="lost-answers", expects=ACKNOWLEDGEMENT_CHECKS)
 def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
     """After a lost answer the head is read, and a commit that lands after that read is taken for its own."""
 
@@ -183,7 +183,7 @@ def a_lost_commit_is_settled_by_a_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "_commit", write)
 
 
-@bug(1, scenario="lost-answers", expects=ACKNOWLEDGED)
+@bug(1, scenario="lost-answers", expects=ACKNOWLEDGEMENT_CHECKS)
 def a_landed_batch_is_decided_again(patch: pytest.MonkeyPatch) -> None:
     """A batch that landed is decided once more, as if it had not."""
     settle = chain.settle
@@ -197,7 +197,7 @@ def a_landed_batch_is_decided_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chain, "settle", drop)
 
 
-@bug(1, 12, scenario="lost-answers", expects=ACKNOWLEDGED)
+@bug(1, 12, scenario="lost-answers", expects=ACKNOWLEDGEMENT_CHECKS)
 def answers_precede_the_write(patch: pytest.MonkeyPatch) -> None:
     """A batch is answered as soon as it is decided, and written later."""
     write = Authority._commit
@@ -230,9 +230,9 @@ def answers_precede_the_write(patch: pytest.MonkeyPatch) -> None:
 
 UNSEEN_CHANGES = (
     "one_binding_per_attempt",
-    "phases_move_along_edges_by_their_owners",
-    "no_more_replicas_than_desired",
-    "node_sums_never_rise_above_capacity",
+    "phase_changes_match_lifecycle_table",
+    "replicas_stay_within_desired_and_surge",
+    "node_usage_never_rises_above_capacity",
     "refusals_change_nothing",
 )
 
@@ -250,7 +250,7 @@ def a_pipelined_batch_is_written_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Changes, "subtract", lambda self, before: None)
 
 
-@bug(1, 37, scenario="small-batches", expects=ONCE)
+@bug(1, 37, scenario="small-batches", expects=SINGLE_OUTCOME_CHECKS)
 def ids_in_flight_are_unknown(patch: pytest.MonkeyPatch) -> None:
     """An operation repeated while its batch is being written is decided again, in the next batch."""
     prepare = batch.prepare
@@ -262,7 +262,7 @@ def ids_in_flight_are_unknown(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(authority, "prepare", forgetful)
 
 
-@bug(15, scenario="takeovers", expects=ACKNOWLEDGED)
+@bug(15, scenario="takeovers", expects=ACKNOWLEDGEMENT_CHECKS)
 def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     """A refusal is answered at once by any authority that believes to lead; its batch follows, or does not."""
     ask = Authority.submit
@@ -282,7 +282,7 @@ def refusals_are_answered_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "submit", at_once)
 
 
-@bug(1, scenario="lost-answers", expects=ACKNOWLEDGED)
+@bug(1, scenario="lost-answers", expects=ACKNOWLEDGEMENT_CHECKS)
 def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """An operation that was decided before is decided again."""
     judge = Outcomes.check_id
@@ -293,7 +293,7 @@ def operation_ids_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcomes, "check_id", forget)
 
 
-@bug(1, scenario="meddlers", expects=("an_id_stands_for_one_payload",))
+@bug(1, scenario="meddlers", expects=("operation_id_has_one_payload",))
 def an_id_is_reused_for_other_payloads(patch: pytest.MonkeyPatch) -> None:
     """The payload of an id is not compared: its outcome answers anything."""
     judge = Outcomes.check_id
@@ -304,7 +304,7 @@ def an_id_is_reused_for_other_payloads(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcomes, "check_id", whatever)
 
 
-@bug(1, scenario="short-windows", expects=ONCE)
+@bug(1, scenario="short-windows", expects=SINGLE_OUTCOME_CHECKS)
 def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
     """An id from before the horizon is taken for a new one."""
     judge = Outcomes.check_id
@@ -318,7 +318,7 @@ def expired_ids_are_executed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcomes, "check_id", execute)
 
 
-@bug(10, scenario="restores", expects=("ids_are_executed_in_their_time",))
+@bug(10, scenario="restores", expects=("operation_ids_are_executed_within_window",))
 def ids_of_an_ended_incarnation_are_executed(patch: pytest.MonkeyPatch) -> None:
     """An id issued before a restore is executed after it."""
     judge = Outcomes.check_id
@@ -332,7 +332,7 @@ def ids_of_an_ended_incarnation_are_executed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outcomes, "check_id", execute)
 
 
-@bug(1, scenario="meddlers", expects=("abandoned_is_never_done",))
+@bug(1, scenario="meddlers", expects=("abandoned_operations_are_not_applied",))
 def abandoned_operations_may_be_applied(patch: pytest.MonkeyPatch) -> None:
     """An abandon is confirmed but not recorded."""
     abandon = batch._abandon
@@ -343,7 +343,7 @@ def abandoned_operations_may_be_applied(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batch, "_abandon", forget)
 
 
-@bug(1, scenario="lost-answers", seed=3, expects=("abandoned_is_never_done", *ACKNOWLEDGED))
+@bug(1, scenario="lost-answers", seed=3, expects=("abandoned_operations_are_not_applied", *ACKNOWLEDGEMENT_CHECKS))
 def applied_operations_are_reported_abandoned(patch: pytest.MonkeyPatch) -> None:
     """Abandoning an accepted operation reports that it will never be applied."""
     abandon = batch._abandon
@@ -355,7 +355,7 @@ def applied_operations_are_reported_abandoned(patch: pytest.MonkeyPatch) -> None
     patch.setattr(batch, "_abandon", deny)
 
 
-@bug(8, 20, scenario="takeovers", seed=2, expects=ACKNOWLEDGED)
+@bug(8, 20, scenario="takeovers", seed=2, expects=ACKNOWLEDGEMENT_CHECKS)
 def outcomes_are_lost_at_a_takeover(patch: pytest.MonkeyPatch) -> None:
     """A new authority does not read earlier outcomes."""
     read = recovery._load_outcomes
@@ -385,7 +385,7 @@ def cited_revisions_are_not_compared(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(room, "find_replica", whatever)
 
 
-@bug(4, scenario="crowd", expects=("what_was_seen_is_on_record",))
+@bug(4, scenario="crowd", expects=("seen_revisions_are_recorded",))
 def seen_revisions_are_not_recorded(patch: pytest.MonkeyPatch) -> None:
     """The audit entry of an operation omits the revision it was decided on."""
     entry_of = batch.audit_entry
@@ -396,7 +396,7 @@ def seen_revisions_are_not_recorded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batch, "audit_entry", forgetful)
 
 
-@bug(1, 37, scenario="crowd", expects=ACKNOWLEDGED)
+@bug(1, 37, scenario="crowd", expects=ACKNOWLEDGEMENT_CHECKS)
 def verdicts_are_reordered(patch: pytest.MonkeyPatch) -> None:
     """A client returns the verdicts on several claims in another order."""
     ask_once = AuthorityClient._submit_once
@@ -417,7 +417,7 @@ def the_digest_omits_values(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chain, "digest", lambda before, puts, deletes: digest(before, [(key, b"") for key, _ in puts], deletes))
 
 
-@bug(33, scenario="crowd", expects=("entries_say_who_and_what",))
+@bug(33, scenario="crowd", expects=("entries_name_actor_and_operation",))
 def the_audit_omits_the_actor(patch: pytest.MonkeyPatch) -> None:
     """An audit entry omits whose claim it was."""
     entry_of = batch.audit_entry

@@ -19,13 +19,13 @@ from remit.model.resources import Amount, Duration
 from remit.simulate.actors.budget_controllers import BudgetHolder, BudgetIssuer
 from tests.planted.planted_bug import bug, overrule
 
-HANDS = ("grants_are_in_one_hand",)
-DRAWN = ("draws_are_on_living_grants",)
-GIVEN = ("what_is_given_back_is_not_drawn",)
-SUMS = ("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota")
+CROSS_SCOPE_CHECKS = ("held_grants_are_debited_by_issuer",)
+GRANT_CHARGE_CHECKS = ("charges_are_on_live_grants",)
+GRANT_RETURN_CHECKS = ("charged_capacity_is_not_returned",)
+QUOTA_CHECKS = ("ledger_charges_never_rise_above_amount", "tenant_usage_stays_within_quota")
 
 
-@bug(34, scenario="guesses", expects=DRAWN)
+@bug(34, scenario="guesses", expects=GRANT_CHARGE_CHECKS)
 def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
     """A child grant is still drawn on after its parent expired."""
 
@@ -48,13 +48,13 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(grants, "_capped", lambda draft, deadline, parent: deadline)
 
 
-@bug(18, 34, scenario="lapsed-grants", expects=DRAWN)
+@bug(18, 34, scenario="lapsed-grants", expects=GRANT_CHARGE_CHECKS)
 def a_grant_is_used_past_its_term(patch: pytest.MonkeyPatch) -> None:
     """An expired grant is drawn on as before."""
     patch.setattr(GrantLedger, "is_unexpired", lambda self, now_ms: True)
 
 
-@bug(34, scenario="lapsed-grants", seed=2, expects=HANDS)
+@bug(34, scenario="lapsed-grants", seed=2, expects=CROSS_SCOPE_CHECKS)
 def an_unreported_grant_is_granted_again(patch: pytest.MonkeyPatch) -> None:
     """A grant that expired in another scope is taken back without its report."""
     close, tend = grants.close, BudgetIssuer._maintain
@@ -74,7 +74,7 @@ def an_unreported_grant_is_granted_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(BudgetIssuer, "_maintain", impatient)
 
 
-@bug(37, scenario="two-scopes", expects=GIVEN)
+@bug(37, scenario="two-scopes", expects=GRANT_RETURN_CHECKS)
 def drawn_capacity_is_returned(patch: pytest.MonkeyPatch) -> None:
     """A scope returns part of a grant without checking whether it is drawn."""
     covers = grants._check_amount
@@ -85,7 +85,7 @@ def drawn_capacity_is_returned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(grants, "_check_amount", blindly)
 
 
-@bug(37, scenario="two-scopes", seed=2, expects=GIVEN)
+@bug(37, scenario="two-scopes", seed=2, expects=GRANT_RETURN_CHECKS)
 def a_drawn_grant_is_closed_as_unused(patch: pytest.MonkeyPatch) -> None:
     """A scope that closes a grant reports that it keeps nothing."""
     close, taken = grants.close, GrantLedger.committed
@@ -98,20 +98,20 @@ def a_drawn_grant_is_closed_as_unused(patch: pytest.MonkeyPatch) -> None:
     overrule(patch, Close, empty)
 
 
-@bug(10, scenario="two-scopes-restored", seed=4, expects=(*HANDS, *SUMS))
+@bug(10, scenario="two-scopes-restored", seed=4, expects=(*CROSS_SCOPE_CHECKS, *QUOTA_CHECKS))
 def a_grant_is_resurrected_by_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope goes on using the grants in its backup."""
     patch.setattr(recovery, "void_grants", lambda *args, **more: None)
 
 
-@bug(10, 37, scenario="two-scopes-restored", seed=4, expects=(*HANDS, *SUMS))
+@bug(10, 37, scenario="two-scopes-restored", seed=4, expects=(*CROSS_SCOPE_CHECKS, *QUOTA_CHECKS))
 def messages_to_other_incarnations_are_accepted(patch: pytest.MonkeyPatch) -> None:
     """A message between scopes counts whatever incarnations it names."""
     for room in (grants, peer_scopes):
         patch.setattr(room, "check_incarnations", lambda draft, peer, message: None)
 
 
-@bug(37, scenario="two-scopes", seed=3, expects=HANDS)
+@bug(37, scenario="two-scopes", seed=3, expects=CROSS_SCOPE_CHECKS)
 def an_offer_is_accepted_twice(patch: pytest.MonkeyPatch) -> None:
     """A repeated offer adds its amount again."""
 
@@ -127,7 +127,7 @@ def an_offer_is_accepted_twice(patch: pytest.MonkeyPatch) -> None:
     overrule(patch, Accept, again)
 
 
-@bug(37, scenario="two-scopes", expects=HANDS)
+@bug(37, scenario="two-scopes", expects=CROSS_SCOPE_CHECKS)
 def returned_capacity_is_kept(patch: pytest.MonkeyPatch) -> None:
     """A holder reports a return, and keeps the capacity."""
     give_back = grants.return_capacity
@@ -151,7 +151,7 @@ def returned_capacity_is_kept(patch: pytest.MonkeyPatch) -> None:
     overrule(patch, Credit, believe)
 
 
-@bug(18, 34, scenario="lapsed-policies", expects=("policy_in_force_is_recorded_and_alive",))
+@bug(18, 34, scenario="lapsed-policies", expects=("placement_policy_is_recorded_and_in_force",))
 def a_policy_is_used_past_its_lease(patch: pytest.MonkeyPatch) -> None:
     """Replicas are placed under a policy whose lease was not renewed in time."""
     patch.setattr(placement, "_is_before", lambda draft, deadline: True)

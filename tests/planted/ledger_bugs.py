@@ -35,11 +35,11 @@ from remit.observation.watch_cache import CachedRow
 from remit.proposal import attempts
 from tests.planted.planted_bug import bug, overrule
 
-ROOM = ("node_sums_never_rise_above_capacity", "ledgers_never_rise_above_amount")
-PLACED = ("hard_constraints_hold_at_the_bind",)
+CAPACITY_CHECKS = ("node_usage_never_rises_above_capacity", "ledger_charges_never_rise_above_amount")
+CONSTRAINT_CHECKS = ("hard_constraints_hold_at_bind",)
 
 
-@bug(38, scenario="contest", expects=ROOM)
+@bug(38, scenario="contest", expects=CAPACITY_CHECKS)
 def released_capacity_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
     """Released capacity is added to its node twice."""
     post = NodeLedger.post
@@ -53,14 +53,14 @@ def released_capacity_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeLedger, "post", twice)
 
 
-@bug(27, scenario="contest", seed=2, expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
+@bug(27, scenario="contest", seed=2, expects=("ledger_charges_never_rise_above_amount", "tenant_usage_stays_within_quota"))
 def released_quota_is_counted_twice(patch: pytest.MonkeyPatch) -> None:
     """Released quota is added to its tenant twice."""
     draw = GrantLedger.draw
     patch.setattr(GrantLedger, "draw", lambda self, pairs, sign: draw(self, pairs, sign if sign > 0 else 2 * sign))
 
 
-@bug(38, scenario="contest", seed=4, expects=("reservations_are_committed_once_or_released", *ROOM))
+@bug(38, scenario="contest", seed=4, expects=("reservations_are_committed_once_or_released", *CAPACITY_CHECKS))
 def capacity_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
     """A draining or stopping replica holds no capacity."""
     early = HOLDING_PHASES - {Phase.DRAINING, Phase.STOPPING}
@@ -68,7 +68,7 @@ def capacity_is_freed_at_the_drain(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(charges, "HOLDING_PHASES", early)
 
 
-@bug(24, 38, scenario="contest", expects=("reservations_are_committed_once_or_released", *ROOM))
+@bug(24, 38, scenario="contest", expects=("reservations_are_committed_once_or_released", *CAPACITY_CHECKS))
 def bound_before_the_victims_stopped(patch: pytest.MonkeyPatch) -> None:
     """A reservation is bound as soon as its victims are evicted."""
     patch.setattr(placement, "_check_reservation", lambda draft, claim, replica: None)
@@ -103,7 +103,7 @@ def a_gang_is_bound_below_its_minimum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(attempts, "gang_minimum", lambda view, key: 1 if key.gang else 0)
 
 
-@bug(2, scenario="contest", seed=2, expects=("exclusive_device_has_one_owner", *ROOM))
+@bug(2, scenario="contest", seed=2, expects=("exclusive_device_has_one_owner", *CAPACITY_CHECKS))
 def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
     """Devices are not charged to their node, and the scheduler does not check them either."""
     for module in (draft_replicas, charges):
@@ -112,7 +112,7 @@ def a_device_has_two_owners(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeColumns, "post", lambda self, row, pairs, devices=(), sign=1: post(self, row, pairs, {}, sign))
 
 
-@bug(27, scenario="crowd", expects=("ledgers_never_rise_above_amount", "tenants_use_no_more_than_their_quota"))
+@bug(27, scenario="crowd", expects=("ledger_charges_never_rise_above_amount", "tenant_usage_stays_within_quota"))
 def quota_is_not_checked_in_the_transaction(patch: pytest.MonkeyPatch) -> None:
     """A draw is charged whatever quota is left."""
     patch.setattr(GrantLedger, "shortage_for", lambda self, pairs: None)
@@ -127,25 +127,25 @@ def _ignoring(patch: pytest.MonkeyPatch, *codes: Code) -> None:
     patch.setattr(placement, "fits_plainly", lambda *args: False)
 
 
-@bug(26, scenario="six-nodes", expects=PLACED)
+@bug(26, scenario="six-nodes", expects=CONSTRAINT_CHECKS)
 def spread_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """The authority does not check topology spread."""
     _ignoring(patch, Code.SPREAD)
 
 
-@bug(26, scenario="one-node", expects=PLACED)
+@bug(26, scenario="one-node", expects=CONSTRAINT_CHECKS)
 def anti_affinity_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """The authority does not check anti-affinity."""
     _ignoring(patch, Code.ANTI_AFFINITY)
 
 
-@bug(26, scenario="crowd", expects=PLACED)
+@bug(26, scenario="crowd", expects=CONSTRAINT_CHECKS)
 def policy_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """The authority does not check the policy in force for placement."""
     _ignoring(patch, Code.POLICY)
 
 
-@bug(3, 26, scenario="contest", expects=ROOM)
+@bug(3, 26, scenario="contest", expects=CAPACITY_CHECKS)
 def capacity_is_not_checked(patch: pytest.MonkeyPatch) -> None:
     """The authority does not check capacity, and the scheduler's columns do not charge it either."""
     _ignoring(patch, Code.NO_ROOM)
@@ -157,25 +157,25 @@ def capacity_is_not_checked(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeColumns, "post", unposted)
 
 
-@bug(34, scenario="meddlers", expects=PLACED)
+@bug(34, scenario="meddlers", expects=CONSTRAINT_CHECKS)
 def a_node_need_not_be_ready(patch: pytest.MonkeyPatch) -> None:
     """The authority binds to suspect, unknown and cordoned nodes."""
     _ignoring(patch, Code.NODE_UNREADY, Code.DRAINING)
 
 
-@bug(29, scenario="meddlers", expects=("no_more_replicas_than_desired",))
-def more_replicas_than_desired(patch: pytest.MonkeyPatch) -> None:
+@bug(29, scenario="meddlers", expects=("replicas_stay_within_desired_and_surge",))
+def replica_count_is_not_checked(patch: pytest.MonkeyPatch) -> None:
     """The authority does not count the replicas of a workload."""
     patch.setattr(transitions, "_replicas_max", lambda spec: 1_000)
 
 
-@bug(29, scenario="services", expects=("what_comes_with_a_workload_is_what_it_begins_with",))
+@bug(29, scenario="services", expects=("initial_replicas_match_workload_spec",))
 def one_surplus_initial_replica(patch: pytest.MonkeyPatch) -> None:
     """A workload is created with one initial replica too many; its surge would permit it."""
     patch.setattr(workloads, "initial_replicas", lambda spec: initial_replicas(spec) + (spec.type == "service"))
 
 
-@bug(29, scenario="services", expects=("phases_move_along_edges_by_their_owners", "no_more_replicas_than_desired"))
+@bug(29, scenario="services", expects=("phase_changes_match_lifecycle_table", "replicas_stay_within_desired_and_surge"))
 def changed_workloads_get_initial_replicas(patch: pytest.MonkeyPatch) -> None:
     """Not only a new workload gets initial replicas, but every changed one."""
     apply = declarations.apply
@@ -196,8 +196,8 @@ def changed_workloads_get_initial_replicas(patch: pytest.MonkeyPatch) -> None:
 # ----------------------------------------------------------------------------------------------------------- transitions
 
 
-@bug(33, scenario="crowd", expects=("phases_move_along_edges_by_their_owners",))
-def an_edge_is_taken_by_another_role(patch: pytest.MonkeyPatch) -> None:
+@bug(33, scenario="crowd", expects=("phase_changes_match_lifecycle_table",))
+def a_transition_is_made_by_another_role(patch: pytest.MonkeyPatch) -> None:
     """Repair settles finished replicas, which it does not own, and is permitted."""
     move, mend = transitions.move, RepairController._repair_replica
 
@@ -229,7 +229,7 @@ def a_result_is_written_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transitions, "_status_after", again)
 
 
-@bug(37, scenario="crowd", expects=("attempts_have_one_result", "a_new_attempt_waits_for_the_end_of_the_last"))
+@bug(37, scenario="crowd", expects=("attempts_have_one_result", "new_attempt_follows_release_of_previous"))
 def an_attempt_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     """A requeued replica keeps the number of its failed attempt."""
     after = transitions._status_after
@@ -241,7 +241,7 @@ def an_attempt_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transitions, "_status_after", same)
 
 
-@bug(2, 3, 37, scenario="two-schedulers", expects=("one_binding_per_attempt", "phases_move_along_edges_by_their_owners"))
+@bug(2, 3, 37, scenario="two-schedulers", expects=("one_binding_per_attempt", "phase_changes_match_lifecycle_table"))
 def a_bound_replica_is_bound_again(patch: pytest.MonkeyPatch) -> None:
     """A claim on a replica that was bound since moves it to another node."""
     find, place = placement.find_replica, placement.place
@@ -260,8 +260,8 @@ def a_bound_replica_is_bound_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placement, "fits_plainly", lambda *args: False)
 
 
-@bug(30, scenario="crowd", expects=("nothing_goes_while_something_depends_on_it",))
-def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
+@bug(30, scenario="crowd", expects=("objects_in_use_are_not_removed",))
+def a_workload_is_removed_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
     """A workload is deleted although it still has replicas."""
 
     def gone_at_once(self: WorkloadController, tenant: str, name: str, workload: Workload | None) -> Iterator[ReconcileResult]:
@@ -274,8 +274,8 @@ def a_workload_goes_before_its_replicas(patch: pytest.MonkeyPatch) -> None:
 # -------------------------------------------------------------------------------------------------------------- preemption
 
 
-@bug(23, scenario="meddlers", seed=4, expects=("victims_rank_lower",))
-def equals_are_preempted(patch: pytest.MonkeyPatch) -> None:
+@bug(23, scenario="meddlers", seed=4, expects=("victims_have_lower_priority",))
+def equal_priority_is_preempted(patch: pytest.MonkeyPatch) -> None:
     """Preemption does not compare priorities."""
     victim = placement._check_victim
 
@@ -285,7 +285,7 @@ def equals_are_preempted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placement, "_check_victim", anybody)
 
 
-@bug(24, scenario="deleted-unseen", seed=6, expects=("nothing_is_placed_for_what_goes",))
+@bug(24, scenario="deleted-unseen", seed=6, expects=("deleting_workloads_are_not_placed",))
 def replicas_of_a_deleted_workload_are_placed(patch: pytest.MonkeyPatch) -> None:
     """Placement does not check whether the workload is being deleted."""
     place = placement.place
@@ -300,13 +300,13 @@ def replicas_of_a_deleted_workload_are_placed(patch: pytest.MonkeyPatch) -> None
 
 
 @bug(33, 37, scenario="meddlers", expects=("cited_evidence_was_true",))
-def attempts_are_not_told_apart(patch: pytest.MonkeyPatch) -> None:
+def attempts_are_not_distinguished(patch: pytest.MonkeyPatch) -> None:
     """A report about one attempt is taken for one about another."""
     patch.setitem(transitions.GUARD_CHECKS, "attempt", lambda *args: None)
 
 
 @bug(4, 21, scenario="meddlers", seed=5, expects=("accepted_evidence_was_fresh",))
-def old_evidence_is_good_enough(patch: pytest.MonkeyPatch) -> None:
+def evidence_age_is_not_checked(patch: pytest.MonkeyPatch) -> None:
     """The age of a scheduler's evidence is not checked."""
     patch.setattr(placement, "SNAPSHOT_AGE_MS_MAX", 1 << 40)
 
@@ -314,8 +314,8 @@ def old_evidence_is_good_enough(patch: pytest.MonkeyPatch) -> None:
 # ------------------------------------------------------------------------------------------------------- ownership
 
 
-@bug(27, scenario="meddlers", seed=4, expects=("draws_are_on_ones_own",))
-def one_tenant_draws_on_anothers_quota(patch: pytest.MonkeyPatch) -> None:
+@bug(27, scenario="meddlers", seed=4, expects=("charges_are_on_own_tenant_and_grants",))
+def a_tenant_is_charged_to_another_quota(patch: pytest.MonkeyPatch) -> None:
     """A draw may be charged to any tenant's quota."""
     charge = placement.charge
 
@@ -327,8 +327,8 @@ def one_tenant_draws_on_anothers_quota(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placement, "charge", anywhere)
 
 
-@bug(27, scenario="meddlers", seed=3, expects=("draws_are_on_ones_own",))
-def one_scheduler_draws_on_anothers_grant(patch: pytest.MonkeyPatch) -> None:
+@bug(27, scenario="meddlers", seed=3, expects=("charges_are_on_own_tenant_and_grants",))
+def a_scheduler_charges_a_grant_of_another(patch: pytest.MonkeyPatch) -> None:
     """The holder of a grant is not checked at a draw."""
 
     def unasked(held: Draft, operation: Operation, ask: Any, ledger: GrantLedger) -> tuple[str, ...] | Refused:
@@ -340,7 +340,7 @@ def one_scheduler_draws_on_anothers_grant(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placement, "_ledgers_for_draw", unasked)
 
 
-@bug(33, scenario="errands", expects=("only_what_may_go_on_begins_anew",))
+@bug(33, scenario="errands", expects=("only_retryable_replicas_are_requeued",))
 def retries_are_not_counted(patch: pytest.MonkeyPatch) -> None:
     """A requeue checks neither the number of failures of a job nor its completion."""
     left = transitions.GUARD_CHECKS["attempts_left"]
@@ -354,18 +354,18 @@ def retries_are_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 @bug(25, scenario="meddlers", expects=("gangs_are_bound_together",))
-def leaving_members_count_for_the_gang(patch: pytest.MonkeyPatch) -> None:
+def draining_members_count_for_the_gang(patch: pytest.MonkeyPatch) -> None:
     """All members that hold capacity count for the gang, draining ones too."""
     patch.setattr(draft_replicas, "NOT_WORKING_PHASES", frozenset({Phase.RESERVED}))
 
 
-@bug(26, scenario="admitted", expects=("replicas_rank_as_policy_allows",))
+@bug(26, scenario="admitted", expects=("replica_priorities_stay_within_policy",))
 def priority_limits_are_ignored(patch: pytest.MonkeyPatch) -> None:
     """The policies in force do not limit priorities."""
     patch.setattr(Admission, "terms", lambda self, tenant, workload, labels: UNRESTRICTED)
 
 
-@bug(27, scenario="admitted", expects=("tenants_declare_no_more_than_their_limits",))
+@bug(27, scenario="admitted", expects=("tenant_objects_stay_within_limits",))
 def tenant_usage_is_not_counted(patch: pytest.MonkeyPatch) -> None:
     """The books do not count what a tenant has declared."""
     patch.setattr(draft, "post_charge_difference", lambda use, before, after: None)

@@ -26,31 +26,31 @@ from remit.model.records import Phase
 from remit.observation import health
 from tests.planted.planted_bug import bug
 
-APART = ("ended_work_runs_no_more", "one_copy_at_a_time", "intervals_are_disjoint")
-FENCE = ("lost_only_after_its_fence", *APART)
+OVERLAP_CHECKS = ("ended_attempts_have_no_process", "fenced_replica_has_one_process", "run_intervals_are_disjoint")
+FENCE_CHECKS = ("attempts_are_lost_only_after_fence", *OVERLAP_CHECKS)
 
 
-@bug(34, scenario="cut-nodes", seed=2, expects=APART)
+@bug(34, scenario="cut-nodes", seed=2, expects=OVERLAP_CHECKS)
 def the_fence_is_not_enforced(patch: pytest.MonkeyPatch) -> None:
     """A partitioned node does not stop its processes."""
     patch.setattr(Keeper, "_remaining_ms", lambda self, kept: DEADLINE_CHECK_MS)
 
 
-@bug(34, scenario="cut-nodes", expects=FENCE)
+@bug(34, scenario="cut-nodes", expects=FENCE_CHECKS)
 def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     """Replicas on a silent node are lost at once."""
     patch.setitem(transitions.GUARD_CHECKS, "fence_passed", lambda *args: None)
     patch.setattr(node_lifecycle, "_fence_ms", lambda spec, tempo: 0)
 
 
-@bug(34, scenario="cut-nodes", seed=4, expects=("lost_only_after_its_fence",))
+@bug(34, scenario="cut-nodes", seed=4, expects=("attempts_are_lost_only_after_fence",))
 def kill_grace_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     """Replicas on a silent node are lost after the fence, without the kill grace."""
     for page in (transitions, node_lifecycle):
         patch.setattr(page, "lost_after_ms", lambda fence_ms, tempo: fence_ms * 9 // 10)
 
 
-@bug(12, 18, scenario="late-renewals", seed=7, expects=(*APART, "what_is_ordered_is_not_stopped"))
+@bug(12, 18, scenario="late-renewals", seed=7, expects=(*OVERLAP_CHECKS, "assigned_processes_are_not_stopped"))
 def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
     """The keeper counts a term from the answer to a renewal, not from its send time."""
 
@@ -61,7 +61,7 @@ def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AuthorityClient, "_heartbeat_once", received)
 
 
-@bug(15, 16, scenario="cut-nodes", expects=FENCE)
+@bug(15, 16, scenario="cut-nodes", expects=FENCE_CHECKS)
 def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
     """A new authority counts the silence of all leases from long before its takeover."""
     make = Authority.__init__
@@ -74,8 +74,8 @@ def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Authority, "__init__", long_ago)
 
 
-@bug(36, 37, scenario="cut-nodes", expects=("runs_only_what_was_ordered",))
-def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
+@bug(36, 37, scenario="cut-nodes", expects=("processes_have_committed_start",))
+def an_agent_starts_before_its_start_is_committed(patch: pytest.MonkeyPatch) -> None:
     """An agent starts a bound replica before its own `start` is committed."""
     following = NodeReconciler._reconcile_attempt
 
@@ -96,8 +96,8 @@ def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeReconciler, "_reconcile_attempt", hasty)
 
 
-@bug(4, 37, scenario="crowd", seed=2, expects=("runs_only_what_was_ordered", *APART))
-def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
+@bug(4, 37, scenario="crowd", seed=2, expects=("processes_have_committed_start", *OVERLAP_CHECKS))
+def an_attempt_is_started_after_its_release(patch: pytest.MonkeyPatch) -> None:
     """An agent starts a replica late, after it has reported its end."""
     begin = KeeperCalls._start
 
@@ -110,8 +110,12 @@ def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(NodeReconciler, "_may_have_been_lost", lambda self, *args: False)
 
 
-@bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more", "orphans_end", "what_is_ordered_is_not_stopped"))
-def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
+@bug(
+    36,
+    scenario="cut-nodes",
+    expects=("ended_attempts_have_no_process", "orphan_processes_end", "assigned_processes_are_not_stopped"),
+)
+def a_restarted_agent_does_not_adopt_processes(patch: pytest.MonkeyPatch) -> None:
     """A restarted agent does not adopt the processes of its keeper."""
     take = KeeperTable.apply
 
@@ -122,7 +126,7 @@ def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KeeperCalls, "is_end_certain", lambda self, *args: True)
 
 
-@bug(38, scenario="crowd", expects=("ended_work_runs_no_more",))
+@bug(38, scenario="crowd", expects=("ended_attempts_have_no_process",))
 def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
     """An agent reports a replica as stopped when it has only requested the stop."""
     following = NodeReconciler._reconcile_attempt
@@ -145,14 +149,14 @@ def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(KeeperCalls, "is_end_certain", lambda self, *args: True)
 
 
-@bug(35, scenario="all-silent", seed=2, expects=("evictions_cease_at_mass_silence",))
+@bug(35, scenario="all-silent", seed=2, expects=("evictions_stop_at_mass_silence",))
 def mass_silence_evicts_everything(patch: pytest.MonkeyPatch) -> None:
     """Silence of all nodes at once is taken for the loss of all nodes."""
     patch.setattr(health, "MASS_PERCENT", 1_000)
 
 
-@bug(9, 11, scenario="cut-nodes", expects=("what_is_ordered_is_not_stopped",))
-def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
+@bug(9, 11, scenario="cut-nodes", expects=("assigned_processes_are_not_stopped",))
+def an_unanswered_renewal_stops_all_processes(patch: pytest.MonkeyPatch) -> None:
     """An agent stops all its processes after one unanswered heartbeat."""
     beat = AuthorityClient.heartbeat
 
@@ -183,8 +187,8 @@ def _end_all(agent: Agent, node: str) -> None:
             agent._runtime.spawn(agent._keeper.stop(copy, 0), "end")
 
 
-@bug(4, 36, scenario="cut-nodes", seed=2, expects=("what_is_ordered_is_not_stopped",))
-def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
+@bug(4, 36, scenario="cut-nodes", seed=2, expects=("assigned_processes_are_not_stopped",))
+def an_empty_view_is_taken_for_no_assignments(patch: pytest.MonkeyPatch) -> None:
     """A restarted agent stops processes before it has read its assignments."""
     patch.setattr(Assignments, "is_loaded", True)
 
@@ -192,7 +196,7 @@ def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------------------------- restores
 
 
-@bug(10, scenario="restored", seed=1, expects=("uids_are_given_once",))
+@bug(10, scenario="restored", seed=1, expects=("uids_are_never_reused",))
 def uids_repeat_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A uid consists of batch number and counter, without the incarnation."""
 
@@ -203,25 +207,25 @@ def uids_repeat_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Draft, "new_uid", short)
 
 
-@bug(10, scenario="restores", seed=3, expects=("lease_epochs_never_decrease", "accepted_entries_held_their_lease"))
+@bug(10, scenario="restores", seed=3, expects=("lease_epochs_never_decrease", "accepted_operations_hold_their_lease"))
 def epochs_repeat_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope keeps the leases of its backup."""
     patch.setattr(recovery, "vacate_leases", lambda *args, **more: None)
 
 
-@bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
+@bug(10, scenario="restores", expects=("restore_marks_replicas_and_nodes_unknown",))
 def a_backup_is_trusted_about_replicas(patch: pytest.MonkeyPatch) -> None:
     """A restored scope keeps the phases of replicas in its backup."""
     patch.setattr(recovery, "mark_replicas_unknown", lambda *args: None)
 
 
-@bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
+@bug(10, scenario="restores", expects=("restore_marks_replicas_and_nodes_unknown",))
 def a_backup_is_trusted_about_nodes(patch: pytest.MonkeyPatch) -> None:
     """A restored scope keeps the health of nodes in its backup."""
     patch.setattr(recovery, "mark_nodes_unknown", lambda draft: None)
 
 
-@bug(10, scenario="restores", expects=("nothing_fenced_is_placed_before_all_nodes_reported",))
+@bug(10, scenario="restores", expects=("fenced_replicas_wait_for_all_nodes_after_restore",))
 def nodes_are_not_awaited_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """Fenced replicas are placed as soon as one node is ready again."""
 

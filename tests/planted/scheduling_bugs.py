@@ -34,32 +34,37 @@ from remit.proposal.queue.backlog import Backlog
 from remit.proposal.scheduler import InFlightProposals
 from remit.proposal.unreported import UnreportedReplicas
 from remit.store import chain
-from tests.planted.authority_bugs import ACKNOWLEDGED, FENCED, a_lost_commit_is_settled_by_a_read
-from tests.planted.ledger_bugs import ROOM, capacity_is_not_checked
+from tests.planted.authority_bugs import ACKNOWLEDGEMENT_CHECKS, LEASE_CHECKS, a_lost_commit_is_settled_by_a_read
+from tests.planted.ledger_bugs import CAPACITY_CHECKS, capacity_is_not_checked
 from tests.planted.planted_bug import bug
 
-LEFT = ("eligible_work_is_bound", "one_gang_runs", "pending_work_is_tried", "waiting_has_a_reason")
+PENDING_CHECKS = (
+    "placeable_replicas_are_bound",
+    "placeable_gang_runs",
+    "pending_replicas_are_tried",
+    "pending_replicas_have_a_reason",
+)
 """Checks that report replicas waiting without any attempt."""
-PHANTOMS = (*LEFT, "views_show_what_stands")
-UNSEEN = "claims_fit_what_was_seen"
+VIEW_CHECKS = (*PENDING_CHECKS, "views_match_store")
+CLAIM_CHECK = "claims_fit_seen_state"
 """Checks that report a scheduler claiming on state it has not seen."""
 
 
-@bug(3, scenario="stale-views", seed=2, expects=(*PHANTOMS, "processes_do_not_end_by_themselves"))
+@bug(3, scenario="stale-views", seed=2, expects=(*VIEW_CHECKS, "processes_do_not_end_by_themselves"))
 def an_assumption_is_never_dropped(patch: pytest.MonkeyPatch) -> None:
     """A scheduler assumes its claims bound, whatever the verdict."""
     patch.setattr(SchedulerView, "forget", lambda self, slot: False)
     patch.setattr(SchedulerView, "expire_assumed", lambda self, now_ms: [])
 
 
-@bug(2, scenario="two-schedulers", seed=2, expects=ROOM)
+@bug(2, scenario="two-schedulers", seed=2, expects=CAPACITY_CHECKS)
 def the_same_capacity_is_given_twice(patch: pytest.MonkeyPatch) -> None:
     """Two claims on the same capacity are both accepted."""
     capacity_is_not_checked(patch)
 
 
-@bug(1, 3, scenario="unheard", seed=8, expects=PHANTOMS)
-def silence_is_taken_for_acceptance(patch: pytest.MonkeyPatch) -> None:
+@bug(1, 3, scenario="unheard", seed=8, expects=VIEW_CHECKS)
+def unanswered_claims_are_assumed_accepted(patch: pytest.MonkeyPatch) -> None:
     """An unanswered claim is assumed accepted for ever."""
 
     async def believed(self: InFlightProposals, proposal: Proposal) -> list[Verdict] | None:
@@ -74,14 +79,14 @@ def silence_is_taken_for_acceptance(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SchedulerView, "expire_assumed", lambda self, now_ms: [])
 
 
-@bug(1, 8, 19, scenario="leader-after-timeout", expects=ACKNOWLEDGED)
+@bug(1, 8, 19, scenario="leader-after-timeout", expects=ACKNOWLEDGEMENT_CHECKS)
 def the_next_leader_settles_by_a_read(patch: pytest.MonkeyPatch) -> None:
     """Whether a lost write was applied is determined by a read, not by a commit."""
     a_lost_commit_is_settled_by_a_read(patch)
 
 
-@bug(15, 18, scenario="deposed-scheduler", expects=FENCED)
-def a_deposed_scheduler_goes_on(patch: pytest.MonkeyPatch) -> None:
+@bug(15, 18, scenario="deposed-scheduler", expects=LEASE_CHECKS)
+def a_deposed_scheduler_keeps_claiming(patch: pytest.MonkeyPatch) -> None:
     """A scheduler goes on after its lease term, and its epoch is not checked."""
     patch.setattr(LeaseHold, "is_valid", lambda self, now_ms: True)
     patch.setattr(LeaseHold, "valid_until_ms", property(lambda self: self._valid_until_ms + 3_600_000))
@@ -92,7 +97,14 @@ def a_deposed_scheduler_goes_on(patch: pytest.MonkeyPatch) -> None:
     5,
     22,
     scenario="watch-gaps",
-    expects=(*PHANTOMS, UNSEEN, "deletion_completes", "unknown_resolves", "desire_is_met", "returned_nodes_are_ready"),
+    expects=(
+        *VIEW_CHECKS,
+        CLAIM_CHECK,
+        "deletions_complete",
+        "unknown_replicas_are_resolved",
+        "desired_state_is_reached",
+        "returned_nodes_become_ready",
+    ),
 )
 def a_scheduler_ignores_watch_gaps(patch: pytest.MonkeyPatch) -> None:
     """A watcher does not check whether an event is missing."""
@@ -105,7 +117,7 @@ def a_scheduler_ignores_watch_gaps(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chain, "gap", lambda seen, event: None)
 
 
-@bug(23, scenario="flood", expects=("work_is_bound_soon", *LEFT))
+@bug(23, scenario="flood", expects=("scheduling_latency_is_bounded", *PENDING_CHECKS))
 def the_head_of_the_queue_blocks(patch: pytest.MonkeyPatch) -> None:
     """While any replica waits, none of lower priority is tried."""
     take = Backlog.take
@@ -122,13 +134,13 @@ def the_head_of_the_queue_blocks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Backlog, "take", strictly)
 
 
-@bug(23, scenario="flood", expects=("waiting_has_a_reason", "pending_work_is_tried"))
+@bug(23, scenario="flood", expects=("pending_replicas_have_a_reason", "pending_replicas_are_tried"))
 def only_tried_replicas_get_a_reason(patch: pytest.MonkeyPatch) -> None:
     """The waiting reason is recorded only for as many replicas as a batch tries."""
     patch.setattr(UnreportedReplicas, "take_due", lambda self, now_ms, line_of: {})
 
 
-@bug(24, 38, scenario="preemption-churn", seed=2, expects=("preemption_leaves_enough",))
+@bug(24, 38, scenario="preemption-churn", seed=2, expects=("preemption_keeps_min_available",))
 def protected_replicas_are_preempted(patch: pytest.MonkeyPatch) -> None:
     """Preemption ignores the disruption limit of its victims."""
     patch.setattr(VictimSelector, "disruption_allowance", lambda self, view: DisruptionAllowance.unlimited(10_000))
@@ -152,7 +164,7 @@ def overrides_never_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(builtin_plugins, "active_overrides", always)
 
 
-@bug(17, 22, scenario="overrides", seed=5, expects=LEFT)
+@bug(17, 22, scenario="overrides", seed=5, expects=PENDING_CHECKS)
 def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """A paused replica stays paused: it is tried neither at the end of the override nor after a while."""
     renew = builtin_plugins.OverrideFilter.update
@@ -189,13 +201,13 @@ def _warm_nodes_pass_every_filter(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Kernel, "_update_static", wider)
 
 
-@bug(45, scenario="stale-hint", expects=(UNSEEN,))
+@bug(45, scenario="stale-hint", expects=(CLAIM_CHECK,))
 def a_hint_bypasses_filters(patch: pytest.MonkeyPatch) -> None:
     """On warm nodes a scheduler checks neither taints nor policies nor cordons."""
     _warm_nodes_pass_every_filter(patch)
 
 
-@bug(45, scenario="stale-hint", expects=(UNSEEN,))
+@bug(45, scenario="stale-hint", expects=(CLAIM_CHECK,))
 def a_hint_is_taken_for_capacity(patch: pytest.MonkeyPatch) -> None:
     """On warm nodes a scheduler does not check capacity."""
     numbers = Kernel._score_rows
@@ -209,8 +221,8 @@ def a_hint_is_taken_for_capacity(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Kernel, "_score_rows", roomier)
 
 
-@bug(45, scenario="stale-hint", expects=("hard_constraints_hold_at_the_bind",))
-def a_hint_authorises(patch: pytest.MonkeyPatch) -> None:
+@bug(45, scenario="stale-hint", expects=("hard_constraints_hold_at_bind",))
+def a_hint_authorises_placement(patch: pytest.MonkeyPatch) -> None:
     """Schedulers claim warm nodes, and the authority does not check them either."""
     _warm_nodes_pass_every_filter(patch)
     place = placement.place
@@ -227,7 +239,7 @@ def a_hint_authorises(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(placement, "_bind_fast", lambda *args: False)
 
 
-@bug(22, 45, scenario="stale-hint", expects=("work_is_bound_soon", *LEFT))
+@bug(22, 45, scenario="stale-hint", expects=("scheduling_latency_is_bounded", *PENDING_CHECKS))
 def replicas_wait_for_warm_nodes(patch: pytest.MonkeyPatch) -> None:
     """A class that is warm anywhere goes to those nodes only."""
     numbers = Kernel._score_rows

@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 HOUR = Duration(3_600_000)
 
-OF_CONTROLLERS = ("disruption_leaves_enough", "the_last_endpoint_is_not_withdrawn", "nodes_are_given_up_one_after_another")
+OF_CONTROLLERS = ("disruption_keeps_min_available", "last_endpoint_is_not_withdrawn", "marking_nodes_unknown_is_rate_limited")
 """Invariants of controllers, not of the authority: these tests make any claim that the law permits."""
 
 
