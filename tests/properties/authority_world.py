@@ -26,7 +26,6 @@ from remit.model.claims import (
     Operation,
     OperationID,
     Refused,
-    Role,
     Verdict,
     operation_id,
 )
@@ -48,9 +47,10 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata
-from remit.model.objects import AnyObject
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.reference.past_states import CommitTimes
 from remit.store.memory import MemoryBackup, MemoryStore

@@ -34,14 +34,14 @@ from remit.model.claims import (
     Renew,
     Report,
     ReturnCapacity,
-    Role,
     SetCondition,
     Vacate,
     operation_id,
 )
 from remit.model.kinds import Node, Policy, Tenant, Workload
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition, Deadline
-from remit.model.objects import AnyObject, encode, key, key_of
+from remit.model.objects import encode, key, key_of
 from remit.model.records import (
     Decision,
     Event,
@@ -56,6 +56,7 @@ from remit.model.records import (
     SummarySpec,
 )
 from remit.model.resources import Amount
+from remit.model.roles import Role
 
 NOW: Final = 1_000_000
 BOOT: Final = "boot-1"

@@ -49,7 +49,6 @@ from remit.model.claims import (
     Renew,
     Report,
     Reserve,
-    Role,
     Rollback,
     SetCondition,
     Spawn,
@@ -70,10 +69,11 @@ from remit.model.kinds import (
     Toleration,
     Workload,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition, Metadata
-from remit.model.objects import AnyObject
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.simulate.checkers.reference.ledger_sums import ledger_limits, node_limits, total_sums
 from remit.simulate.checkers.reference.lifecycle import ACTIVE, HOLDING, ON_NODE
 from remit.simulate.checkers.reference.rows import of_kind, phase_of

@@ -13,12 +13,13 @@ from remit.commitment.rulings import grants, placement, transitions
 from remit.commitment.rulings.registry import RULINGS
 from remit.law import ledgers
 from remit.law.lifecycle import OWNERS, TRANSITIONS
-from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, Refused, Reserve, Role
+from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, Refused, Reserve
 from remit.model.kinds import Affinity, DeviceRequest, NodeHealth, Placement, Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.kinds import Spread as SpreadTerm
 from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.simulate.checkers.quota_checks import compare_scopes
 from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, furnished, node, run
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas

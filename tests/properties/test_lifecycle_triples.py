@@ -11,22 +11,9 @@ from collections import Counter
 from typing import NamedTuple
 
 from remit.law import lifecycle
-from remit.model.claims import (
-    Accepted,
-    Actor,
-    AnyClaim,
-    Apply,
-    Bind,
-    Code,
-    Forget,
-    Move,
-    Operation,
-    Refused,
-    Reserve,
-    Role,
-    Spawn,
-)
+from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Bind, Code, Forget, Move, Operation, Refused, Reserve, Spawn
 from remit.model.records import Phase
+from remit.model.roles import Role
 from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
 
 RUNS = ("bound", "starting", "running", "ready", "serving")

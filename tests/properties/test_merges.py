@@ -52,7 +52,6 @@ from remit.model.claims import (
     Report,
     Reserve,
     ReturnCapacity,
-    Role,
     Rollback,
     SetCondition,
     Spawn,
@@ -80,8 +79,9 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition, Deadline, Metadata, RecordMetadata
-from remit.model.objects import AnyObject, key
+from remit.model.objects import key
 from remit.model.records import (
     DecisionSpec,
     EventSpec,
@@ -105,6 +105,7 @@ from remit.model.records import (
     SummarySpec,
 )
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from tests.properties.merge_model import (
     BOOT,
     INCARNATION,

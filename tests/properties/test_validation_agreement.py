@@ -16,6 +16,7 @@ from ruamel.yaml.error import YAMLError
 from remit.commitment.rulings.registry import DETAIL_CHARS_MAX
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.json_schema import schema
 from remit.model.manifests.reader import read
 from remit.model.manifests.validation import to_manifest, validate
@@ -36,7 +37,7 @@ NO_OBJECT = {
 """Faults between documents, or in parts that objects do not keep: defaults, stamps, kind, units."""
 
 
-def decoded(document: Any) -> objects.AnyObject | None:
+def decoded(document: Any) -> AnyObject | None:
     """As sent by a client without the reader; None if the decoder refuses it."""
     try:
         return objects.decode(json.dumps(document).encode())

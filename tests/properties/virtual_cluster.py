@@ -16,11 +16,13 @@ from remit.client.endpoint import AuthorityStatus, OutcomeUnknown
 from remit.commitment.authority import Authority
 from remit.correction.controller_set import ControllerSet
 from remit.correction.framework.loop import LoopTiming
-from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Move, Operation, Role, Verdict
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Move, Operation, Verdict
 from remit.model.kinds import Node, Workload
-from remit.model.objects import AnyObject, decode
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import decode
 from remit.model.records import Phase, Replica
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
 from remit.observation.reflector import Reflector
 from remit.observation.watch_cache import WatchCache

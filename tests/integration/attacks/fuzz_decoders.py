@@ -28,11 +28,12 @@ import msgspec
 
 from remit.agent.keeper import journal, protocol
 from remit.client import remote_store, rpc
-from remit.model.claims import Acquire, Actor, Operation, OperationID, Role, decode_operation
+from remit.model.claims import Acquire, Actor, Operation, OperationID, decode_operation
 from remit.model.identity import JoinRequest
 from remit.model.manifests.reader import read
 from remit.model.objects import decode, enc_hook
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.model.wire import agent_messages, exec_frames
 from remit.model.wire.agent_messages import AssignmentsRequest, decode_assignments
 from remit.serve.components import component_rpc

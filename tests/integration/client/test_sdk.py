@@ -18,7 +18,7 @@ from remit.cli.session.token_files import ensure_issued_token
 from remit.client.api import ALL_TENANTS, Api, ApiError, Bookmark, Changed, Deleted, Synced
 from remit.client.blocking import BlockingApi
 from remit.client.http_link import connect
-from remit.model.claims import Accepted, Acquire, Actor, Operation, Role
+from remit.model.claims import Accepted, Acquire, Actor, Operation
 from remit.model.identity import token_digest
 from remit.model.kinds import (
     Config,
@@ -37,6 +37,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.records import Replica
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.world.production import production
 from tests.integration.client.tcp_proxy import proxied
 from tests.integration.serve.server_process import BEAT, Server

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from remit.client.rpc import MATERIAL_TIMEOUT_MS, MaterialSource, material_source
-from remit.model.claims import Actor, Role
+from remit.model.claims import Actor
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
 from remit.serve.auth.secrets import encode_material
 from remit.world.interfaces import Clock, LinkError, NotSent, ReplyLost

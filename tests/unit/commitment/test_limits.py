@@ -20,7 +20,6 @@ from remit.model.claims import (
     Refused,
     Report,
     Reserve,
-    Role,
     Rollback,
     SetCondition,
     Vacate,
@@ -29,6 +28,7 @@ from remit.model.kinds import Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.metadata import Condition, Metadata
 from remit.model.records import DecisionSpec, EventSpec, SummarySpec
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, story, workload
 from tests.unit.commitment.authority_fixture import T1, commit_transitions, slice_of, spawn_replicas, transition_claim
 

@@ -8,7 +8,8 @@ from functools import wraps
 from typing import Any
 
 from remit.commitment.operation_queue import BatchSlice, OperationQueue, split_slices
-from remit.model.claims import Accepted, Actor, Delete, Operation, OperationID, Role
+from remit.model.claims import Accepted, Actor, Delete, Operation, OperationID
+from remit.model.roles import Role
 
 
 def operations(name: str, count: int, role: Role = Role.USER) -> list[Operation]:

@@ -10,7 +10,8 @@ from remit.client.endpoint import AuthorityStatus, NotLeader
 from remit.commitment import outcomes as kept
 from remit.commitment.authority import Authority
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, batch_key
-from remit.model.claims import Abandon, Accepted, Actor, Apply, Bind, Code, Delete, Operation, OperationID, Refused, Role
+from remit.model.claims import Abandon, Accepted, Actor, Apply, Bind, Code, Delete, Operation, OperationID, Refused
+from remit.model.roles import Role
 from tests.properties.authority_world import USER, Scope, story, workload
 from tests.unit.commitment.authority_fixture import T1, spawn_replicas
 

@@ -27,13 +27,13 @@ from remit.model.claims import (
     Refused,
     Renew,
     ReturnCapacity,
-    Role,
     Spawn,
 )
 from remit.model.kinds import Config, DataSpec, Device, DeviceRequest, NodeHealth, Region
 from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.records import GrantSpec, Lease, LeaseSpec
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload
 from tests.unit.commitment.authority_fixture import (
     T1,

@@ -19,7 +19,6 @@ from remit.model.claims import (
     Refused,
     Renew,
     Reserve,
-    Role,
     Spawn,
     Verdict,
 )
@@ -27,6 +26,7 @@ from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicyAll
 from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas, transition_claim
 

@@ -30,13 +30,13 @@ from remit.model.claims import (
     RecordDecision,
     RecordEvent,
     Refused,
-    Role,
 )
 from remit.model.kinds import Config, DataSpec, Placement
 from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.objects import encode
 from remit.model.records import DecisionSpec, EventSpec, Grant, Lease, LeaseSpec
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.store import chain
 from remit.store.protocol import VALUE_BYTES_MAX, Corrupt
 from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, story, workload

@@ -13,8 +13,9 @@ from remit.law.overrides import Instant
 from remit.law.timing import Timing
 from remit.model.claims import AnyClaim, Delete, Forget, Mark, Move, SetCondition, Spawn
 from remit.model.kinds import Node, NodeHealth, NodeStatus, Workload, WorkloadStatus
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition
-from remit.model.objects import AnyObject, encode, key
+from remit.model.objects import encode, key
 from remit.model.records import Generation
 from remit.observation.watch_cache import WatchCache
 from remit.store.protocol import Head, Row, RowChange, WatchEvent

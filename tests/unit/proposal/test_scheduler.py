@@ -10,9 +10,10 @@ from typing import Any
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.endpoint import AuthorityStatus, NotLeader, OutcomeUnknown
 from remit.commitment.authority import Authority
-from remit.model.claims import Acquire, Actor, Apply, Bind, Mark, Operation, Role, Spawn, Verdict
+from remit.model.claims import Acquire, Actor, Apply, Bind, Mark, Operation, Spawn, Verdict
 from remit.model.kinds import NodeHealth
-from remit.model.objects import AnyObject
+from remit.model.kinds.registry import AnyObject
+from remit.model.roles import Role
 from remit.proposal.scheduler import Scheduler, SchedulerTiming
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World

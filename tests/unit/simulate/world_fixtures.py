@@ -7,21 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 from remit.assembly import run_server
-from remit.model.claims import (
-    Accepted,
-    Acquire,
-    Actor,
-    AnyClaim,
-    Apply,
-    Bind,
-    Claim,
-    Mark,
-    Operation,
-    Refused,
-    Role,
-    Spawn,
-    Verdict,
-)
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Bind, Claim, Mark, Operation, Refused, Spawn, Verdict
 from remit.model.kinds import (
     Device,
     Node,
@@ -38,6 +24,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.objects import decode
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.simulate.actors.role import RoleContext, RunTiming, SimulatedRole
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network, NetworkConditions

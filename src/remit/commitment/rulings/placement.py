@@ -18,12 +18,13 @@ from remit.law.fit import devices as fit_devices
 from remit.law.ledgers import DEVICE_PREFIX, GrantLedger, NodeLedger
 from remit.law.lifecycle import BINDING_TRANSITIONS, SNAPSHOT_AGE_MS_MAX, find_transition
 from remit.law.refusals import REFUSALS
-from remit.model.claims import Bind, BindGang, Code, Operation, Refused, Reserve, Role
+from remit.model.claims import Bind, BindGang, Code, Operation, Refused, Reserve
 from remit.model.kinds import Device
 from remit.model.metadata import Deadline
 from remit.model.objects import key_of
 from remit.model.records import Phase, Replica, ReplicaStatus
 from remit.model.resources import WHOLE_DEVICE, format_quantity
+from remit.model.roles import Role
 
 SCHEDULER_ROLES = frozenset({Role.SCHEDULER})
 GRANT_DEPTH_MAX = 64

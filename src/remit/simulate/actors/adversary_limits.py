@@ -26,12 +26,12 @@ from remit.model.claims import (
     Move,
     Refused,
     Reserve,
-    Role,
     Spawn,
     Vacate,
 )
 from remit.model.records import GrantSpec, Phase, Replica
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.observation.watch_cache import CachedRow
 from remit.simulate.actors.adversary_tenant import (
     HOME,

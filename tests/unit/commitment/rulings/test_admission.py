@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role, Spawn
+from remit.model.claims import Actor, Apply, Code, Delete, Refused, Spawn
 from remit.model.kinds import (
     Config,
     DataSpec,
@@ -22,9 +22,11 @@ from remit.model.kinds import (
     TenantLimits,
     Workload,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata, Owner
-from remit.model.objects import AnyObject, decode
+from remit.model.objects import decode
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from tests.properties.authority_world import OPERATOR, USER, Scope, priority_class, story, tenant, workload
 
 

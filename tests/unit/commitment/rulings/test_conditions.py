@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from remit.model import objects
 from remit.model.claims import Apply, SetCondition
-from remit.model.kinds.registry import BY_KIND
+from remit.model.kinds.registry import BY_KIND, AnyObject
 from remit.model.manifests.reader import read
 from remit.model.metadata import Condition
 from tests.properties.authority_world import OPERATOR, Scope, story
@@ -20,7 +20,7 @@ KINDS_OF_OPERATORS = sorted(set(objects.DECLARED) - {"Secret"})
 """Secrets are sealed by a server; the authority refuses the sample."""
 
 
-def sample(kind: str) -> objects.AnyObject:
+def sample(kind: str) -> AnyObject:
     manifests = read(json.dumps(BY_KIND[kind].example).encode(), "sample.json")
     assert not manifests.problems
     return manifests.objects[0]

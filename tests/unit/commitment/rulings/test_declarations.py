@@ -11,13 +11,14 @@ from msgspec.structs import replace
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused, Spawn
 from remit.model.kinds import Config, DataSpec, DeviceRequest, Node, NodeHealth, NodeStatus, Region, Rollout
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.validation import validate
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
 from tests.properties.authority_world import OPERATOR, USER, Scope, node, priority_class, story, tenant, workload
 
 
-async def refusal_detail(scope: Scope, thing: objects.AnyObject, code: Code = Code.INVALID) -> str:
+async def refusal_detail(scope: Scope, thing: AnyObject, code: Code = Code.INVALID) -> str:
     (verdict,) = await scope.ask(OPERATOR, Apply(thing))
     assert isinstance(verdict, Refused) and verdict.code is code, verdict
     return verdict.detail

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from remit.model.claims import Acquire, Actor, Role, Vacate
+from remit.model.claims import Acquire, Actor, Vacate
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from tests.properties.authority_world import Scope, furnished, run
 
 TERM = Duration(15_000)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role
+from remit.model.claims import Actor, Apply, Code, Delete, Refused
 from remit.model.identity import token_digest
 from remit.model.kinds import Node, NodePool, NodePoolSpec, Taint, Tenant, TenantSpec, Token, TokenRole, TokenSpec
 from remit.model.metadata import Metadata
 from remit.model.objects import dec_hook
 from remit.model.resources import Amount
+from remit.model.roles import Role
 from tests.properties.authority_world import OPERATOR, Scope, story, workload
 
 LATER = "2999-01-01T00:00:00Z"

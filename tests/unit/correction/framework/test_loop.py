@@ -25,7 +25,6 @@ from remit.model.claims import (
     Operation,
     RecordEvent,
     Refused,
-    Role,
     SetCondition,
     Verdict,
 )
@@ -33,6 +32,7 @@ from remit.model.kinds import Node, NodeHealth, Region
 from remit.model.metadata import Condition, Metadata
 from remit.model.objects import decode
 from remit.model.records import Event
+from remit.model.roles import Role
 from remit.observation.reflector import Reflector
 from remit.observation.watch_cache import WatchCache
 from remit.store.memory import MemoryStore

@@ -14,9 +14,10 @@ from remit.commitment.batch import _is_surely_decodable
 from remit.model import objects
 from remit.model.claims import Apply
 from remit.model.kinds import Workload, WorkloadStatus
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.validation import validate
 from remit.model.metadata import RecordMetadata
-from remit.model.objects import AnyObject, cache_decoded, decode, decode_cached, encode
+from remit.model.objects import cache_decoded, decode, decode_cached, encode
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 from tests.properties.authority_world import USER, Scope, story, workload
 from tests.properties.manifest_strategies import manifests

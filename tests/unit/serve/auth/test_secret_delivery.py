@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from remit.model.claims import Acquire, Actor, Apply, Role, Spawn
+from remit.model.claims import Acquire, Actor, Apply, Spawn
 from remit.model.kinds import Config, DataSpec, Mount, Secret, SecretSpec
 from remit.model.metadata import Metadata
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest, decode_material
 from remit.serve.auth.secrets import Keyring, SecretDelivery, encode_material
 from remit.world.files.disk import FileDisk
