@@ -30,11 +30,11 @@ def main() -> None:
 
     judge.on_commit = timed  # type: ignore[method-assign]
     gc.collect()
-    deeds = list(lifecycle_commits(pen))
-    for deed in ("bind", "move"):
-        found = sorted(cost for cost, did in zip(costs, deeds, strict=True) if did == deed)
+    operations = list(lifecycle_commits(pen))
+    for action in ("bind", "move"):
+        found = sorted(cost for cost, did in zip(costs, operations, strict=True) if did == action)
         mean = sum(found) / len(found)
-        print(f"{deed}: {len(found)} commits, mean {mean:.0f} us, median {found[len(found) // 2]:.0f} us, "
+        print(f"{action}: {len(found)} commits, mean {mean:.0f} us, median {found[len(found) // 2]:.0f} us, "
               f"99th {found[int(len(found) * 0.99)]:.0f} us")  # fmt: skip
     print(f"violations: {len(judge.violations)}")
 

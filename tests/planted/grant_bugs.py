@@ -34,7 +34,7 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
             return lifeless(draft, ledger)
         return None
 
-    def hand_on(self: BudgetHolder) -> Iterator[AnyClaim]:
+    def offer_twice(self: BudgetHolder) -> Iterator[AnyClaim]:
         for claim in offers(self):
             yield claim
             if isinstance(claim, Issue):
@@ -42,7 +42,7 @@ def a_grant_outlives_its_parent(patch: pytest.MonkeyPatch) -> None:
                 yield Issue(self.new_name("handed-on"), replace(claim.spec, parent=claim.name, ttl=longer))
 
     lifeless, offers = placement.check_alive, BudgetHolder._offers
-    patch.setattr(BudgetHolder, "_offers", hand_on)
+    patch.setattr(BudgetHolder, "_offers", offer_twice)
     patch.setattr(placement, "check_alive", alone)
     patch.setattr(grants, "check_alive", alone)
     patch.setattr(grants, "_capped", lambda draft, deadline, parent: deadline)

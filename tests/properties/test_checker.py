@@ -21,7 +21,7 @@ from remit.model.records import GrantSpec
 from remit.model.resources import Duration
 from remit.model.roles import Role
 from remit.simulate.checkers.quota_checks import compare_scopes
-from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, furnished, node, run
+from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, node, populated_scope, run
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -233,7 +233,7 @@ def test_planted_defect_is_detected(
     scenario: Scenario, promise: str, where: str, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run_scenario() -> None:
-        scope = await furnished()
+        scope = await populated_scope()
         if where == "RULINGS":
             for claim, decider in bug.items():
                 monkeypatch.setitem(RULINGS, claim, RULINGS[claim]._replace(decide=decider))
@@ -251,7 +251,7 @@ def test_scenarios_without_defect_violate_nothing() -> None:
     """Otherwise the tests above prove nothing. Here the authority refuses, which ends the scenario."""
 
     async def run_scenario(scenario: Scenario) -> None:
-        scope = await furnished()
+        scope = await populated_scope()
         try:
             await scenario(scope)
         except AssertionError as refused:

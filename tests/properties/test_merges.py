@@ -388,8 +388,8 @@ def acquire(name: str) -> Callable[[Branch], None]:
     return acquires
 
 
-def apply(thing: AnyObject, by: Role = Role.OPERATOR) -> Callable[[Branch], None]:
-    return lambda branch: branch.does(by, Apply(thing))
+def apply(obj: AnyObject, by: Role = Role.OPERATOR) -> Callable[[Branch], None]:
+    return lambda branch: branch.does(by, Apply(obj))
 
 
 def apply_spawn_bind(branch: Branch) -> None:
@@ -596,7 +596,7 @@ def play(
 def test_no_merge_of_hard_claim_keeps_invariants(example: CounterExample) -> None:
     origin, one, other = play(example)
     assert not violations(origin, origin, ())
-    assert any(isinstance(deed.claim, example.claim) for deed in (*one.deeds, *other.deeds))
+    assert any(isinstance(operation.claim, example.claim) for operation in (*one.operations, *other.operations))
     for branch in (one, other):
         assert not violations(branch.rows, origin, [branch]), "each branch must be valid by itself"
     broken: set[str] = set()
@@ -612,8 +612,11 @@ def test_merge_without_hard_claim_keeps_invariants(example: CounterExample) -> N
     """Without the claim on one branch, some merge violates nothing."""
     for without in ((example.claim, None), (None, example.claim)):
         origin, one, other = play(example, *without)
-        whole = play(example)
-        if (len(one.deeds), len(other.deeds)) == (len(whole[1].deeds), len(whole[2].deeds)):
+        with_both_claims = play(example)
+        if (len(one.operations), len(other.operations)) == (
+            len(with_both_claims[1].operations),
+            len(with_both_claims[2].operations),
+        ):
             continue
         merges = [violations(merged, origin, [one, other]) for merged in resolutions(origin, one.rows, other.rows)]
         assert {} in merges, merges
@@ -686,7 +689,7 @@ def soft_claims_of(claim: type[Claim], rows: Rows) -> st.SearchStrategy[SoftClai
             by, st.builds(lambda at, condition: SetCondition(at[0], at[1], condition, at[2]), st.sampled_from(seen), CONDITIONS)
         ),
         Adopt: lambda: st.builds(
-            lambda number, asked: (actor(Role.POLICY), Adopt(number, ABOVE[number], MINUTE, asked)),
+            lambda number, requested_ms: (actor(Role.POLICY), Adopt(number, ABOVE[number], MINUTE, requested_ms)),
             st.sampled_from(sorted(ABOVE)), st.integers(NOW - 3, NOW),
         ),
         Vacate: lambda: st.sampled_from(LEASED).map(lambda one: (one, Vacate(one.lease))),
@@ -695,8 +698,8 @@ def soft_claims_of(claim: type[Claim], rows: Rows) -> st.SearchStrategy[SoftClai
 
 
 def observable(rows: Rows) -> list[tuple[str, str, str]]:
-    things = [row for row in rows.values() if isinstance(row, Node | Workload)]
-    return sorted((type(thing).__name__, thing.metadata.name, thing.metadata.tenant) for thing in things)
+    objects = [row for row in rows.values() if isinstance(row, Node | Workload)]
+    return sorted((type(obj).__name__, obj.metadata.name, obj.metadata.tenant) for obj in objects)
 
 
 def claimable(rows: Rows) -> list[type[Claim]]:
@@ -732,7 +735,7 @@ def test_soft_claims_merge_in_any_order(claim: type[Claim], data: st.DataObject)
     words = [[first, *data.draw(more)], [data.draw(either), *data.draw(more)], data.draw(more)]
     branches = [branch_with(ADOPTING, 1000 * n, claims) for n, claims in enumerate(words, 1)]
     a, b, c = (branch.rows for branch in branches)
-    assert branches[0].deeds[0].claim == first[1], "the first claim is accepted"
+    assert branches[0].operations[0].claim == first[1], "the first claim is accepted"
 
     merged = merge(ADOPTING, a, b)
     assert merged == merge(ADOPTING, b, a)
@@ -754,7 +757,7 @@ def test_soft_claims_merge_with_one_branch_of_hard_claims(claim: type[Claim], da
     side(hard)
     first = data.draw(words[claim])
     free = branch_with(origin, 2000, [first, *data.draw(st.lists(st.one_of(*words.values()), max_size=3))])
-    assert free.deeds[0].claim == first[1], "the first claim is accepted"
+    assert free.operations[0].claim == first[1], "the first claim is accepted"
     merged = merge(origin, hard.rows, free.rows)
     assert merged == merge(origin, free.rows, hard.rows)
     assert not violations(merged, origin, [hard, free])

@@ -209,8 +209,8 @@ def guided(seconds: float, seed: int) -> dict[str, Any]:
             str(corpus),
         ]
         done = subprocess.run(argv, capture_output=True, check=False, env=os.environ)
-        told = done.stderr.decode(errors="replace")
-        counted = next((int(line.split()[-1]) for line in told.splitlines() if "stat::number_of_executed_units" in line), 0)
+        output = done.stderr.decode(errors="replace")
+        counted = next((int(line.split()[-1]) for line in output.splitlines() if "stat::number_of_executed_units" in line), 0)
         found: dict[str, Any] = {
             "inputs": counted,
             "violations": int(done.returncode != 0),
@@ -218,7 +218,7 @@ def guided(seconds: float, seed: int) -> dict[str, Any]:
         }
         if done.returncode:
             kept = [file.read_bytes()[:2_000] for file in sorted(Path(scratch).iterdir()) if file.is_file()]
-            found |= {"wrong": told[-3_000:], "data": repr(kept[:1])}
+            found |= {"wrong": output[-3_000:], "data": repr(kept[:1])}
         return found
 
 

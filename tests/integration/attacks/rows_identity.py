@@ -306,9 +306,9 @@ def _read(manifest: dict[str, Any]) -> Node:
     from remit.model.manifests.reader import read
 
     found = read(json.dumps(manifest).encode(), "node.json")
-    thing = found.objects[0]
-    assert isinstance(thing, Node)
-    return thing
+    obj = found.objects[0]
+    assert isinstance(obj, Node)
+    return obj
 
 
 def _meta(name: str, **more: Any) -> Any:

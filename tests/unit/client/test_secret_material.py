@@ -42,11 +42,11 @@ def unreached() -> bytes:
 
 
 def run_with_source(servers: Any, scenario: Callable[[MaterialSource, Clock], Any]) -> None:
-    async def whole() -> None:
+    async def run_test() -> None:
         clock = virtual_world().clock
         await scenario(material_source(servers, ("one", "two"), clock), clock)
 
-    run_virtually(whole())
+    run_virtually(run_test())
 
 
 @pytest.mark.parametrize(("one", "failure"), [(unreached, NotSent), (lambda: b"{", ReplyLost), (None, ReplyLost)])

@@ -148,9 +148,9 @@ def test_duration_over_ten_years_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("thing", [None, [], {}, b"5s"])
-def test_duration_that_is_not_text_is_refused(thing: object) -> None:
+def test_duration_that_is_not_text_is_refused(obj: object) -> None:
     with pytest.raises(ValueError, match="not a duration"):
-        Duration.parse(thing)
+        Duration.parse(obj)
 
 
 # ---------------------------------------------------------------------------------------------------------------- amounts

@@ -95,7 +95,7 @@ def scheduler_test(test: Callable[[SchedulerWorld], Coroutine[Any, Any, None]]) 
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(authority.run())]
                 made = SchedulerWorld(world, store, authority, group)
-                await furnish(made)
+                await set_up(made)
                 await test(made)
                 for task in (*running, *group._tasks):
                     task.cancel()
@@ -106,7 +106,7 @@ def scheduler_test(test: Callable[[SchedulerWorld], Coroutine[Any, Any, None]]) 
     return run_test
 
 
-async def furnish(t: SchedulerWorld) -> None:
+async def set_up(t: SchedulerWorld) -> None:
     for lease, role in (("workloads", Role.WORKLOADS), ("node-lifecycle", Role.NODES)):
         await t.ask(Actor(lease[0], role), Acquire(lease, HOUR))
     objects: list[AnyObject] = [tenant("t1", "100"), node("n1", "16"), node("n2", "16")]

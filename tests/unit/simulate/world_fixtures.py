@@ -43,11 +43,11 @@ class Listener:
 
     def __init__(self) -> None:
         self.verdicts: list[tuple[str, str, Verdict]] = []
-        self.asked_count = 0
+        self.call_count = 0
         self.given_up: list[str] = []
 
     def operation_sent(self, sender: str, scope: str, operation: str) -> None:
-        self.asked_count += 1
+        self.call_count += 1
 
     def operation_answered(self, sender: str, scope: str, operation: Operation, verdict: Verdict) -> None:
         self.verdicts.append((scope, operation.id, verdict))

@@ -340,10 +340,10 @@ def _check_devices(requirements: Requirements, ledger: NodeLedger, devices: Mapp
             Code.DEVICE_MISMATCH, f"devices: node {ledger.node.metadata.name} does not have all of {', '.join(sorted(devices))}"
         )
     # Treat the named whole devices as the only ones of the node: the requirements must fit on them and use all of them.
-    whole = [known[name] for name, amount in devices.items() if amount == WHOLE_DEVICE]
-    counts, _ = free_devices(whole, {})
+    whole_devices = [known[name] for name, amount in devices.items() if amount == WHOLE_DEVICE]
+    counts, _ = free_devices(whole_devices, {})
     shares = [(known[name], amount) for name, amount in devices.items() if amount != WHOLE_DEVICE]
-    is_exact = len(whole) == sum(request.amount for request in requirements.whole_devices) and len(shares) == len(
+    is_exact = len(whole_devices) == sum(request.amount for request in requirements.whole_devices) and len(shares) == len(
         requirements.device_shares
     )
     if (

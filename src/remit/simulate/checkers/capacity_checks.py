@@ -285,15 +285,15 @@ def _in_force(policy: Json, boot: str, now_ms: int) -> bool:
 @check_property("S18")
 def fenced_replicas_wait_for_all_nodes_after_restore(step: CommitStep) -> Findings:
     """After a restore, work that was pending in the backup may be running on a node that has not reported since."""
-    unheard = step.history.unreported_nodes
-    if not unheard:
+    unreported = step.history.unreported_nodes
+    if not unreported:
         return
     for key, new in step.placed("bound"):
         shape, node = step.history.shape(new), new["status"]["node"]
-        if node in unheard:
+        if node in unreported:
             yield key, f"it was bound to {node}, which has not reported since a restore"
         elif shape is not None and shape.fenced:
-            yield key, f"it must never run twice, and was bound while {sorted(unheard)} have not reported since a restore"
+            yield key, f"it must never run twice, and was bound while {sorted(unreported)} have not reported since a restore"
 
 
 @check_property("S12")

@@ -256,8 +256,8 @@ def test_job_out_of_retries_with_condition_is_no_violation() -> None:
     h = HistoryBuilder().prepare()
     failed_job(h, retries=0)
     job = h.rows["workload/t1/j"]
-    said = {**job, "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "RetriesExhausted"}]}}
-    h.commit({"workload/t1/j": said}, [h.entry("observe", "workload/t1/j", "workloads")])
+    with_condition = {**job, "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "RetriesExhausted"}]}}
+    h.commit({"workload/t1/j": with_condition}, [h.entry("observe", "workload/t1/j", "workloads")])
     healed(h, calm=True)
     pass_time(h, 200)
     assert h.found == []
