@@ -53,12 +53,12 @@ def a_zone_is_marked_unknown_at_once(patch: pytest.MonkeyPatch) -> None:
 )
 def one_surplus_replica_is_spawned(patch: pytest.MonkeyPatch) -> None:
     """A service always gets one replica too many, which is removed again."""
-    service_diff = DesiredReplicas._service_diff
+    original_service_diff = DesiredReplicas._service_diff
 
-    def more(self: DesiredReplicas, *args: Any) -> ReplicaDiff:
-        found = service_diff(self, *args)
+    def buggy_service_diff(self: DesiredReplicas, *args: Any) -> ReplicaDiff:
+        found = original_service_diff(self, *args)
         free = 1 + max((row.obj.spec.index for row in args[1]), default=0)
         return found if found.spawn or found.remove else found._replace(spawn=((free, 1),))
 
-    patch.setattr(DesiredReplicas, "_service_diff", more)
+    patch.setattr(DesiredReplicas, "_service_diff", buggy_service_diff)
     patch.setattr(UndoDetector, "is_held", lambda self, once, now_ms: False)

@@ -87,37 +87,37 @@ def an_older_list_is_accepted(patch: pytest.MonkeyPatch) -> None:
 @bug(5, 22, scenario="recovery", expects=(*MISSED_EVENT_CHECKS, "claims_fit_seen_state"))
 def watch_gaps_are_not_detected(patch: pytest.MonkeyPatch) -> None:
     """An observer neither checks for missed events nor lists again."""
-    make = Reflector.__init__
+    original_init = Reflector.__init__
 
-    def patient(self: Reflector, *args: Any, **more: Any) -> None:
-        make(self, *args, **{**more, "idle_ms": 3_600_000})
+    def buggy_init(self: Reflector, *args: Any, **more: Any) -> None:
+        original_init(self, *args, **{**more, "idle_ms": 3_600_000})
 
     patch.setattr(chain, "gap", lambda seen, event: None)
-    patch.setattr(Reflector, "__init__", patient)
+    patch.setattr(Reflector, "__init__", buggy_init)
 
 
 @bug(3, 21, scenario="recovery", expects=("views_match_store",))
 def a_deletion_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """An observer keeps deleted generations: the only effect is a wrong view."""
-    note = WatchCache._set
+    original_set = WatchCache._set
 
-    def keep(self: WatchCache, key: str, value: bytes | None, revision: int) -> None:
+    def buggy_set(self: WatchCache, key: str, value: bytes | None, revision: int) -> None:
         if value is not None or not key.startswith("generation/"):
-            note(self, key, value, revision)
+            original_set(self, key, value, revision)
 
-    patch.setattr(WatchCache, "_set", keep)
+    patch.setattr(WatchCache, "_set", buggy_set)
 
 
 @bug(5, 21, scenario="recovery", expects=("views_match_store",))
 def a_change_is_ignored(patch: pytest.MonkeyPatch) -> None:
     """An observer ignores changes of a tenant it already knows."""
-    note = WatchCache._set
+    original_set = WatchCache._set
 
-    def keep(self: WatchCache, key: str, value: bytes | None, revision: int) -> None:
+    def buggy_set(self: WatchCache, key: str, value: bytes | None, revision: int) -> None:
         if not (key.startswith("tenant/") and key in self.rows):
-            note(self, key, value, revision)
+            original_set(self, key, value, revision)
 
-    patch.setattr(WatchCache, "_set", keep)
+    patch.setattr(WatchCache, "_set", buggy_set)
 
 
 # ------------------------------------------------------------------------------------------------------------- schedulers
@@ -151,11 +151,11 @@ def excluded_nodes_are_not_counted(patch: pytest.MonkeyPatch) -> None:
 @bug(22, scenario="much-is-asked", expects=("scheduling_latency_is_bounded",))
 def some_attempts_are_skipped(patch: pytest.MonkeyPatch) -> None:
     """A scheduler skips one attempt in twenty for twenty seconds."""
-    claim = Cycle._add_claims
+    original_add_claims = Cycle._add_claims
 
-    def leave(self: Cycle, proposal: Proposal, one: Attempt, where: dict[int, str], now_ms: int) -> None:
+    def buggy_add_claims(self: Cycle, proposal: Proposal, one: Attempt, where: dict[int, str], now_ms: int) -> None:
         if not one.placements.rows or one.gang or self._jitter(19):
-            return claim(self, proposal, one, where, now_ms)
+            return original_add_claims(self, proposal, one, where, now_ms)
         self._attempts.undo(one)
         for slot in one.slots:
             self.backlog.return_member(slot)
@@ -165,7 +165,7 @@ def some_attempts_are_skipped(patch: pytest.MonkeyPatch) -> None:
             proposal.add(explain)
         return None
 
-    patch.setattr(Cycle, "_add_claims", leave)
+    patch.setattr(Cycle, "_add_claims", buggy_add_claims)
 
 
 @bug(25, scenario="recovery", expects=("placeable_gang_runs",))
@@ -177,12 +177,12 @@ def gangs_are_never_scheduled(patch: pytest.MonkeyPatch) -> None:
 @bug(3, 19, scenario="full-house", expects=("reservations_do_not_leak",))
 def a_reservation_is_leaked(patch: pytest.MonkeyPatch) -> None:
     """Reservations are neither bound nor reclaimed by repair."""
-    mend = RepairController._repair_replica
+    original_repair_replica = RepairController._repair_replica
 
-    def leave(self: RepairController, kept: CachedRow, times: ReconcileTime) -> Iterator[ReconcileResult]:
-        return iter(()) if kept.obj.status.phase is Phase.RESERVED else mend(self, kept, times)
+    def buggy_repair_replica(self: RepairController, kept: CachedRow, times: ReconcileTime) -> Iterator[ReconcileResult]:
+        return iter(()) if kept.obj.status.phase is Phase.RESERVED else original_repair_replica(self, kept, times)
 
-    patch.setattr(RepairController, "_repair_replica", leave)
+    patch.setattr(RepairController, "_repair_replica", buggy_repair_replica)
     patch.setattr(Cycle, "_bind_reservations", lambda self, proposal: None)
 
 
@@ -192,34 +192,40 @@ def a_reservation_is_leaked(patch: pytest.MonkeyPatch) -> None:
 @bug(20, 39, scenario="recovery", expects=("deletions_complete",))
 def a_deletion_never_finishes(patch: pytest.MonkeyPatch) -> None:
     """A workload being deleted loses its replicas, but is never removed."""
-    clear = WorkloadController._end_workload
+    original_end_workload = WorkloadController._end_workload
 
-    def leave(self: WorkloadController, *args: Any) -> Iterator[ReconcileResult]:
-        return (wish for wish in clear(self, *args) if not (isinstance(wish, Action) and isinstance(wish.claim, Delete)))
+    def buggy_end_workload(self: WorkloadController, *args: Any) -> Iterator[ReconcileResult]:
+        return (
+            wish
+            for wish in original_end_workload(self, *args)
+            if not (isinstance(wish, Action) and isinstance(wish.claim, Delete))
+        )
 
-    patch.setattr(WorkloadController, "_end_workload", leave)
+    patch.setattr(WorkloadController, "_end_workload", buggy_end_workload)
 
 
 def _marks(
     patch: pytest.MonkeyPatch, change: Callable[[NodeController, Node, int, list[ReconcileResult]], Iterable[ReconcileResult]]
 ) -> None:
     """Change the claims on a node's health."""
-    ladder = NodeController._update_health
+    original_update_health = NodeController._update_health
 
-    def other(self: NodeController, node: Node, at: int, times: ReconcileTime, *, held: bool) -> Iterator[ReconcileResult]:
-        yield from change(self, node, at, list(ladder(self, node, at, times, held=held)))
+    def buggy_update_health(
+        self: NodeController, node: Node, at: int, times: ReconcileTime, *, held: bool
+    ) -> Iterator[ReconcileResult]:
+        yield from change(self, node, at, list(original_update_health(self, node, at, times, held=held)))
 
-    patch.setattr(NodeController, "_update_health", other)
+    patch.setattr(NodeController, "_update_health", buggy_update_health)
 
 
 @bug(34, scenario="recovery", expects=("returned_nodes_become_ready",))
 def a_node_never_returns(patch: pytest.MonkeyPatch) -> None:
     """An unknown node stays unknown after its return."""
 
-    def never(self: NodeController, node: Node, at: int, wishes: list[ReconcileResult]) -> Iterable[ReconcileResult]:
+    def buggy_marks(self: NodeController, node: Node, at: int, wishes: list[ReconcileResult]) -> Iterable[ReconcileResult]:
         return (wish for wish in wishes if not (isinstance(wish, Action) and _health(wish) is NodeHealth.JOINING))
 
-    _marks(patch, never)
+    _marks(patch, buggy_marks)
 
 
 def _health(action: Action) -> NodeHealth | None:
@@ -235,12 +241,16 @@ def silent_nodes_count_as_healthy(patch: pytest.MonkeyPatch) -> None:
 @bug(34, 39, scenario="a-core-is-left", expects=("unknown_replicas_are_resolved", "deletions_complete"))
 def unknown_replicas_stay_unknown(patch: pytest.MonkeyPatch) -> None:
     """Replicas on a silent node become unknown, and are never lost."""
-    give_up = NodeController._fail_replicas
+    original_fail_replicas = NodeController._fail_replicas
 
-    def doubt(self: NodeController, node: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
-        return (wish for wish in give_up(self, node, times) if not (isinstance(wish, Action) and _transition(wish) == "lose"))
+    def buggy_fail_replicas(self: NodeController, node: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
+        return (
+            wish
+            for wish in original_fail_replicas(self, node, times)
+            if not (isinstance(wish, Action) and _transition(wish) == "lose")
+        )
 
-    patch.setattr(NodeController, "_fail_replicas", doubt)
+    patch.setattr(NodeController, "_fail_replicas", buggy_fail_replicas)
 
 
 def _transition(action: Action) -> str:
@@ -250,30 +260,30 @@ def _transition(action: Action) -> str:
 @bug(32, scenario="services", expects=("writes_cease", "ready_replicas_become_serving", "last_endpoint_is_not_withdrawn"))
 def two_controllers_undo_each_other(patch: pytest.MonkeyPatch) -> None:
     """An endpoint is published and withdrawn for ever."""
-    look = EndpointController.reconcile
+    original_reconcile = EndpointController.reconcile
 
-    def toggle(self: EndpointController, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
-        yield from look(self, key, times)
+    def buggy_reconcile(self: EndpointController, key: str, times: ReconcileTime) -> Iterator[ReconcileResult]:
+        yield from original_reconcile(self, key, times)
         kept = self.cache.rows.get(key)
         first = min((key for key, _ in self.cache.of_kind("replica/")), default="")
         if kept is not None and key == first and kept.obj.status.phase is Phase.SERVING:
             yield Action(Move(key, kept.revision, "unserve", reason="its endpoint changes"))
 
-    patch.setattr(EndpointController, "reconcile", toggle)
+    patch.setattr(EndpointController, "reconcile", buggy_reconcile)
     patch.setattr(UndoDetector, "is_held", lambda self, once, now_ms: False)
 
 
 @bug(20, scenario="left-behind", expects=("desired_state_is_reached",))
 def one_replica_is_never_spawned(patch: pytest.MonkeyPatch) -> None:
     """The first replica of every service is never spawned."""
-    fill = WorkloadController._apply_diff
+    original_apply_diff = WorkloadController._apply_diff
 
-    def short(self: WorkloadController, *args: Any) -> Iterator[ReconcileResult]:
-        for wish in fill(self, *args):
+    def buggy_apply_diff(self: WorkloadController, *args: Any) -> Iterator[ReconcileResult]:
+        for wish in original_apply_diff(self, *args):
             if not (isinstance(wish, Action) and isinstance(wish.claim, Spawn) and wish.claim.first == 0):
                 yield wish
 
-    patch.setattr(WorkloadController, "_apply_diff", short)
+    patch.setattr(WorkloadController, "_apply_diff", buggy_apply_diff)
 
 
 @bug(20, 21, scenario="recovery", expects=("desired_state_is_reached",))
@@ -294,49 +304,49 @@ def a_healthy_node_is_suspected(patch: pytest.MonkeyPatch) -> None:
 
     looks = count()
 
-    def doubt(self: NodeController, node: Node, at: int, wishes: list[ReconcileResult]) -> Iterable[ReconcileResult]:
+    def buggy_marks(self: NodeController, node: Node, at: int, wishes: list[ReconcileResult]) -> Iterable[ReconcileResult]:
         if node.status.health is NodeHealth.READY and next(looks) % 7 == 0:
             return (Action(Mark(node.metadata.name, at, NodeHealth.SUSPECT, reason="one never knows")),)
         return wishes
 
     patch.setattr(NodeController, "_keys_to_check", lambda self, times: [key for key, _ in self.cache.of_kind("node/")])
-    _marks(patch, doubt)
+    _marks(patch, buggy_marks)
 
 
 @bug(31, 36, scenario="left-behind", expects=("orphan_processes_end", "returned_nodes_become_ready"))
 def orphan_processes_are_not_stopped(patch: pytest.MonkeyPatch) -> None:
     """An agent does not stop processes without an assignment."""
-    look = NodeReconciler.reconcile
+    original_reconcile = NodeReconciler.reconcile
 
-    def keep(self: NodeReconciler, now_ms: int, orders: Any, kept: Any, **more: Any) -> list[AgentAction]:
-        actions = look(self, now_ms, orders, kept, **more)
+    def buggy_reconcile(self: NodeReconciler, now_ms: int, orders: Any, kept: Any, **more: Any) -> list[AgentAction]:
+        actions = original_reconcile(self, now_ms, orders, kept, **more)
         return [action for action in actions if not isinstance(action, StopAction) or self.is_assigned(orders, action.attempt)]
 
-    patch.setattr(NodeReconciler, "reconcile", keep)
+    patch.setattr(NodeReconciler, "reconcile", buggy_reconcile)
 
 
 @bug(8, scenario="the-leader-dies", expects=("leader_exists",))
 def no_standby_takes_over(patch: pytest.MonkeyPatch) -> None:
     """A standby waits for ever once there is a chain."""
-    wait = Standby.wait_for_silence
+    original_wait_for_silence = Standby.wait_for_silence
 
-    async def for_ever(self: Standby) -> None:
+    async def buggy_wait_for_silence(self: Standby) -> None:
         while await chain.read_position(self.store) is not None:
             await self.clock.sleep_ms(60_000)
-        await wait(self)
+        await original_wait_for_silence(self)
 
-    patch.setattr(Standby, "wait_for_silence", for_ever)
+    patch.setattr(Standby, "wait_for_silence", buggy_wait_for_silence)
 
 
 @bug(8, 16, scenario="the-leader-dies", expects=("leader_exists",))
 def a_takeover_never_finishes(patch: pytest.MonkeyPatch) -> None:
     """A new authority writes heartbeats, but never finishes its takeover."""
-    load = recovery.load
+    original_load = recovery.load
 
-    async def for_ever(store: Store, place: chain.ChainPosition, *more: Any) -> Any:
-        loaded = await load(store, place, *more)
+    async def buggy_load(store: Store, place: chain.ChainPosition, *more: Any) -> Any:
+        loaded = await original_load(store, place, *more)
         if place.head.epoch > 2:
             await asyncio.Event().wait()
         return loaded
 
-    patch.setattr(authority, "load", for_ever)
+    patch.setattr(authority, "load", buggy_load)

@@ -67,14 +67,14 @@ def the_same_capacity_is_given_twice(patch: pytest.MonkeyPatch) -> None:
 def unanswered_claims_are_assumed_accepted(patch: pytest.MonkeyPatch) -> None:
     """An unanswered claim is assumed accepted for ever."""
 
-    async def believed(self: InFlightProposals, proposal: Proposal) -> list[Verdict] | None:
+    async def buggy_verdicts(self: InFlightProposals, proposal: Proposal) -> list[Verdict] | None:
         try:
             return await self._scheduler._client.submit_many(proposal.claims, evidence=proposal.evidence)
         except RetriesExhausted as error:
             self._scheduler._report_failure(error)
             return None
 
-    patch.setattr(InFlightProposals, "_verdicts", believed)
+    patch.setattr(InFlightProposals, "_verdicts", buggy_verdicts)
     patch.setattr(Cycle, "on_no_answer", lambda self, proposal, now_ms: None)
     patch.setattr(SchedulerView, "expire_assumed", lambda self, now_ms: [])
 
@@ -108,30 +108,30 @@ def a_deposed_scheduler_keeps_claiming(patch: pytest.MonkeyPatch) -> None:
 )
 def a_scheduler_ignores_watch_gaps(patch: pytest.MonkeyPatch) -> None:
     """A watcher does not check whether an event is missing."""
-    make = Reflector.__init__
+    original_init = Reflector.__init__
 
-    def patient(self: Reflector, *args: Any, **more: Any) -> None:
-        make(self, *args, **{**more, "idle_ms": 3_600_000})
+    def buggy_init(self: Reflector, *args: Any, **more: Any) -> None:
+        original_init(self, *args, **{**more, "idle_ms": 3_600_000})
 
-    patch.setattr(Reflector, "__init__", patient)
+    patch.setattr(Reflector, "__init__", buggy_init)
     patch.setattr(chain, "gap", lambda seen, event: None)
 
 
 @bug(23, scenario="flood", expects=("scheduling_latency_is_bounded", *PENDING_CHECKS))
 def the_head_of_the_queue_blocks(patch: pytest.MonkeyPatch) -> None:
     """While any replica waits, none of lower priority is tried."""
-    take = Backlog.take
+    original_take = Backlog.take
 
-    def strictly(self: Backlog, limit: int, now_ms: int, shares: Any) -> Any:
+    def buggy_take(self: Backlog, limit: int, now_ms: int, shares: Any) -> Any:
         waits = max((line.priority for line, _ in self.waiting()), default=-1)
-        runs = take(self, limit, now_ms, shares)
+        runs = original_take(self, limit, now_ms, shares)
         for line, members in runs:
             if line.priority < waits:
                 for member in members:
                     self.return_member(member)
         return [run for run in runs if run[0].priority >= waits]
 
-    patch.setattr(Backlog, "take", strictly)
+    patch.setattr(Backlog, "take", buggy_take)
 
 
 @bug(23, scenario="flood", expects=("pending_replicas_have_a_reason", "pending_replicas_are_tried"))
@@ -157,11 +157,11 @@ def gangs_are_claimed_one_by_one(patch: pytest.MonkeyPatch) -> None:
 def overrides_never_end(patch: pytest.MonkeyPatch) -> None:
     """A scheduler applies overrides past their deadline."""
 
-    def always(overrides: Any, now: Any) -> Any:
+    def buggy_active_overrides(overrides: Any, now: Any) -> Any:
         named: list[Override] = sorted(overrides, key=lambda one: one.metadata.name)
         return ActiveOverrides(tuple(named))
 
-    patch.setattr(builtin_plugins, "active_overrides", always)
+    patch.setattr(builtin_plugins, "active_overrides", buggy_active_overrides)
 
 
 @bug(17, 22, scenario="overrides", seed=5, expects=PENDING_CHECKS)
@@ -169,7 +169,7 @@ def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
     """A paused replica stays paused: it is tried neither at the end of the override nor after a while."""
     renew = builtin_plugins.OverrideFilter.update
 
-    def once(self: builtin_plugins.OverrideFilter, overrides: Any, now: Any) -> bool:
+    def buggy_update(self: builtin_plugins.OverrideFilter, overrides: Any, now: Any) -> bool:
         before = self.effects
         changed = renew(self, overrides, now)
         if changed and len(self.effects.overrides) < len(before.overrides):
@@ -177,7 +177,7 @@ def the_end_of_an_override_is_not_noticed(patch: pytest.MonkeyPatch) -> None:
             return False
         return changed
 
-    patch.setattr(builtin_plugins.OverrideFilter, "update", once)
+    patch.setattr(builtin_plugins.OverrideFilter, "update", buggy_update)
     patch.setattr(ActiveOverrides, "until_ms", None)
     patch.setattr(Attempts, "_affecting_overrides", lambda self, key: ())
     for name in ("RETRY_MS_MIN", "RETRY_MS_MAX"):
@@ -191,14 +191,14 @@ def _warm(kernel: Kernel, one: WorkClass) -> Any:
 
 
 def _warm_nodes_pass_every_filter(patch: pytest.MonkeyPatch) -> None:
-    restand = Kernel._update_static
+    original_update_static = Kernel._update_static
 
-    def wider(self: Kernel, one: WorkClass, rows: int) -> None:
-        restand(self, one, rows)
+    def buggy_update_static(self: Kernel, one: WorkClass, rows: int) -> None:
+        original_update_static(self, one, rows)
         if one.requirements.hinted_workload:
             one.closed &= ~_warm(self, one)
 
-    patch.setattr(Kernel, "_update_static", wider)
+    patch.setattr(Kernel, "_update_static", buggy_update_static)
 
 
 @bug(45, scenario="stale-hint", expects=(CLAIM_CHECK,))
@@ -210,31 +210,31 @@ def a_hint_bypasses_filters(patch: pytest.MonkeyPatch) -> None:
 @bug(45, scenario="stale-hint", expects=(CLAIM_CHECK,))
 def a_hint_is_taken_for_capacity(patch: pytest.MonkeyPatch) -> None:
     """On warm nodes a scheduler does not check capacity."""
-    numbers = Kernel._score_rows
+    original_score_rows = Kernel._score_rows
 
-    def roomier(self: Kernel, one: WorkClass, rows: Any, *spent: Any) -> Any:
-        found = numbers(self, one, rows, *spent)
+    def buggy_score_rows(self: Kernel, one: WorkClass, rows: Any, *spent: Any) -> Any:
+        found = original_score_rows(self, one, rows, *spent)
         if one.requirements.hinted_workload and not (one.requirements.whole_devices or one.requirements.device_shares):
             found[_warm(self, one)[rows] & ~one.closed[rows]] = 1_000
         return found
 
-    patch.setattr(Kernel, "_score_rows", roomier)
+    patch.setattr(Kernel, "_score_rows", buggy_score_rows)
 
 
 @bug(45, scenario="stale-hint", expects=("hard_constraints_hold_at_bind",))
 def a_hint_authorises_placement(patch: pytest.MonkeyPatch) -> None:
     """Schedulers claim warm nodes, and the authority does not check them either."""
     _warm_nodes_pass_every_filter(patch)
-    place = placement.place
+    original_place = placement.place
     is_warm: list[bool] = [False]
 
-    def believing(draft: Draft, operation: Any, claim: Any, replica: Replica, ask: Any) -> Any:
+    def buggy_place(draft: Draft, operation: Any, claim: Any, replica: Replica, ask: Any) -> Any:
         summary = draft.lookup(key_of("Summary", f"warm/{claim.node}"))
         counts = {} if summary is None else summary[0].spec.counts
         is_warm[0] = f"{replica.metadata.tenant}/{replica.spec.workload}" in counts
-        return place(draft, operation, claim, replica, ask)
+        return original_place(draft, operation, claim, replica, ask)
 
-    patch.setattr(placement, "place", believing)
+    patch.setattr(placement, "place", buggy_place)
     patch.setattr(placement, "misfit", lambda *args: None if is_warm[0] else misfit(*args))
     patch.setattr(placement, "_bind_fast", lambda *args: False)
 
@@ -242,12 +242,12 @@ def a_hint_authorises_placement(patch: pytest.MonkeyPatch) -> None:
 @bug(22, 45, scenario="stale-hint", expects=("scheduling_latency_is_bounded", *PENDING_CHECKS))
 def replicas_wait_for_warm_nodes(patch: pytest.MonkeyPatch) -> None:
     """A class that is warm anywhere goes to those nodes only."""
-    numbers = Kernel._score_rows
+    original_score_rows = Kernel._score_rows
 
-    def choosy(self: Kernel, one: WorkClass, rows: Any, *spent: Any) -> Any:
-        found = numbers(self, one, rows, *spent)
+    def buggy_score_rows(self: Kernel, one: WorkClass, rows: Any, *spent: Any) -> Any:
+        found = original_score_rows(self, one, rows, *spent)
         if one.requirements.hinted_workload and (warm := _warm(self, one)).any():
             found[~warm[rows]] = -1
         return found
 
-    patch.setattr(Kernel, "_score_rows", choosy)
+    patch.setattr(Kernel, "_score_rows", buggy_score_rows)

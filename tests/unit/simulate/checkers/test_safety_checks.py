@@ -34,7 +34,7 @@ def violates(check: str) -> Callable[[Breach], Breach]:
 # ---------------------------------------------------------------------------------------------------- lawful histories
 
 
-def test_lawful_lifecycle_is_no_violation() -> None:
+def test_valid_lifecycle_is_no_violation() -> None:
     """Every phase, a grant, a reservation with a victim, a loss past its fence, another attempt, and the end."""
     h = HistoryBuilder().prepare()
     a, b, c = h.spawn(0, 1, 2)
@@ -102,7 +102,7 @@ def test_overfull_node_violation_names_replicas_latest_first() -> None:
     assert violation.why == f"cpu rose from 3500 to 4200, limit 4000; held by {named} and 2 more"
 
 
-def test_capacity_or_quota_reduction_below_use_is_lawful() -> None:
+def test_capacity_or_quota_reduction_below_use_is_no_violation() -> None:
     h = HistoryBuilder().prepare()
     for key in h.spawn(0, 1, 2):
         h.bind(key)
@@ -456,7 +456,7 @@ def lost_too_soon_after_renewal(h: HistoryBuilder) -> None:
     h.move(a, "failed", "node-lifecycle", result="lost")
 
 
-def test_agent_may_return_in_batch_that_gives_up_its_replica() -> None:
+def test_agent_may_return_in_batch_that_declares_its_replica_lost() -> None:
     h = HistoryBuilder().prepare()
     (a,) = h.spawn(0)
     h.run(a)
@@ -494,7 +494,7 @@ def lost_during_mass_silence(h: HistoryBuilder) -> None:
 
 
 @violates("marking_nodes_unknown_is_rate_limited")
-def whole_zone_given_up_at_once(h: HistoryBuilder) -> None:
+def zone_marked_unknown_at_once(h: HistoryBuilder) -> None:
     names = [f"z{n}" for n in range(12)]
     made = {f"node/{name}": node(name, "z") for name in names}
     h.commit(made, [h.entry("apply", key, "operator") for key in made])
@@ -502,7 +502,7 @@ def whole_zone_given_up_at_once(h: HistoryBuilder) -> None:
         h.mark(health, *names)
 
 
-def test_zone_may_be_given_up_node_by_node() -> None:
+def test_zone_may_be_marked_unknown_node_by_node() -> None:
     h = HistoryBuilder().prepare()
     names = [f"z{n}" for n in range(30)]
     made = {f"node/{name}": node(name, "z") for name in names}
@@ -965,7 +965,7 @@ def region_with_nodes_deleted(h: HistoryBuilder) -> None:
 
 
 @violates("gangs_are_bound_together")
-def gang_member_bound_beside_leaving_one(h: HistoryBuilder) -> None:
+def gang_member_bound_with_draining_one(h: HistoryBuilder) -> None:
     h.declare("g", gang={"min": 2})
     a, b, c = h.spawn(0, 1, 2, workload="g")
     both = {key: h.status(key, phase="bound", node="n1", grants=["tenant/t1"]) for key in (a, b)}
