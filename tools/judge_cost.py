@@ -18,8 +18,8 @@ def main() -> None:
     from remit.simulate.checkers.reference.past_states import CommitTimes
     from tests.unit.simulate.checkers.busy_scope import busy_scope, lifecycle_commits
 
-    pen = busy_scope()
-    judge, inner = pen.world.judge, pen.world.judge.on_commit
+    history = busy_scope()
+    judge, inner = history.world.judge, history.world.judge.on_commit
     costs: list[float] = []
 
     def timed(scope: str, puts: object, deletes: object, revision: int, times: CommitTimes) -> CommitStep:
@@ -30,7 +30,7 @@ def main() -> None:
 
     judge.on_commit = timed  # type: ignore[method-assign]
     gc.collect()
-    operations = list(lifecycle_commits(pen))
+    operations = list(lifecycle_commits(history))
     for action in ("bind", "move"):
         found = sorted(cost for cost, did in zip(costs, operations, strict=True) if did == action)
         mean = sum(found) / len(found)

@@ -240,7 +240,7 @@ class CounterExample(NamedTuple):
     """Every resolution of the merge violates one of `breaks`; each of these is violated by some resolution."""
 
     claim: type[Claim]
-    story: str
+    description: str
     breaks: tuple[str, ...]
     origin: Callable[[], Rows]
     one: Callable[[Branch], None]
@@ -579,7 +579,8 @@ HARD: Final[tuple[CounterExample, ...]] = (
 
 
 def named(example: CounterExample) -> str:
-    return f"{example.claim.__name__}-breaks-{'-or-'.join(example.breaks)}-{example.story.replace(' ', '_').replace(',', '')}"
+    description = example.description.replace(" ", "_").replace(",", "")
+    return f"{example.claim.__name__}-breaks-{'-or-'.join(example.breaks)}-{description}"
 
 
 def play(
@@ -717,7 +718,9 @@ def soft_claims(rows: Rows) -> SoftClaims:
 
 
 EVERYWHERE: Final = soft_claims(ADOPTING)
-BESIDE: Final[list[tuple[CounterExample, SoftClaims]]] = [(example, soft_claims(example.origin())) for example in HARD]
+HARD_WITH_SOFT_CLAIMS: Final[list[tuple[CounterExample, SoftClaims]]] = [
+    (example, soft_claims(example.origin())) for example in HARD
+]
 
 
 def branch_with(origin: Rows, sequence: int, claims: Iterable[SoftClaim]) -> Branch:
@@ -750,7 +753,7 @@ def test_soft_claims_merge_in_any_order(claim: type[Claim], data: st.DataObject)
 @given(data=st.data())
 def test_soft_claims_merge_with_one_branch_of_hard_claims(claim: type[Claim], data: st.DataObject) -> None:
     """Hard claims pass through one authority; concurrent soft claims anywhere do not disturb them."""
-    example, words = data.draw(st.sampled_from([beside for beside in BESIDE if claim in beside[1]]))
+    example, words = data.draw(st.sampled_from([pair for pair in HARD_WITH_SOFT_CLAIMS if claim in pair[1]]))
     side = data.draw(st.sampled_from([example.one, example.other]))
     origin = example.origin()
     hard = Branch(origin, 1000)
@@ -808,7 +811,7 @@ def test_table_of_claims_has_row_for_every_ruling() -> None:
     lines = []
     for claim in (claim for claim in CLAIMS if claim is not Abandon):
         ruling = rulings()[claim]
-        why = [f"{' or '.join(e.breaks)}: {e.story}" for e in HARD if e.claim is claim] or [f"merges: {FREE[claim]}"]
+        why = [f"{' or '.join(e.breaks)}: {e.description}" for e in HARD if e.claim is claim] or [f"merges: {FREE[claim]}"]
         lines += [f"{claim.__name__:12} {ruling.coordination:8} {one}" for one in why]
     print("\n" + "\n".join(lines))
     assert len(lines) >= len(rulings())

@@ -27,8 +27,8 @@ WITHOUT_FAST_PATH: dict[str, Any] = {"fits_plainly": lambda *_: False}
 COUNTS = ("population", "reserved", "active", "preemptors")
 HERE = Placement(zones=("a",))
 
-DEEDS = ("reserve", "reserve", "stop", "stopped", "stopped", "bind", "bind", "unreserve", "shrink", "quota")
-STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), *[st.integers(0, 11)] * 3), min_size=1, max_size=4)
+STEP_NAMES = ("reserve", "reserve", "stop", "stopped", "stopped", "bind", "bind", "unreserve", "shrink", "quota")
+STEPS = st.lists(st.tuples(st.sampled_from(STEP_NAMES), *[st.integers(0, 11)] * 3), min_size=1, max_size=4)
 
 
 async def full_scope(cpu: str) -> Scope:

@@ -51,7 +51,7 @@ class ProcessRecords:
         self.ended: list[EndedProcess] = []
         self.waived: dict[str, int] = {}
         """How often a check did not apply, by reason: `eager` work may run twice, a scope that was `restored` may have lost an
-        order to stop, a process that is `unwell` by its probe is stopped to be restarted, and one that was `unrecorded`
+        order to stop, a process that is `unhealthy` by its probe is stopped to be restarted, and one that was `unrecorded`
         because the disk failed when it was started is not found by a later keeper.
         """
         self.unrecorded: set[tuple[str, int]] = set()
@@ -158,7 +158,7 @@ class ProcessRecords:
         if shape is None:
             yield key, f"{UNDECIDED} its fence is in no row"
         elif self._fails_probe(process, shape, phase_of(replica)):
-            self._waive("unwell")
+            self._waive("unhealthy")
         elif (process.node, process.pid) in self.unrecorded:
             self._waive("unrecorded")
         elif not shape.fenced:
