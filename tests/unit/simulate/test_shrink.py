@@ -155,8 +155,8 @@ def test_replay_file_round_trip(tmp_path: Path) -> None:
         ({"plan": (Injection(0, 1.0, "cut-scopes", 1.0),)}, "plan[0].kind: cut-scopes needs 2 or more"),
         ({"plan": (PLAN[3], PLAN[5], PLAN[3])}, "plan[2].number: 3 is used twice"),
         (
-            {"violation": "one_copy_at_the_time"},
-            "no check 'one_copy_at_the_time', the closest is fenced_replica_has_one_process;",
+            {"violation": "fenced_replica_has_one_proces"},
+            "no check 'fenced_replica_has_one_proces', the closest is fenced_replica_has_one_process;",
         ),
         ({"violation": "S8"}, "violation: there is no check 'S8'"),
         ({"seed": -1}, "seed: must be from 0 to 9223372036854775807"),
