@@ -18,8 +18,8 @@ from remit.model.claims import Verdict
 from remit.model.kinds import Override
 from remit.model.objects import key_of
 from remit.model.records import Replica
+from remit.observation.holds import Holds
 from remit.observation.reflector import Reflector
-from remit.observation.scheduler_view import SchedulerView
 from remit.proposal import attempts
 from remit.proposal.attempts import Attempts
 from remit.proposal.cycle import Cycle
@@ -53,8 +53,8 @@ CLAIM_CHECK = "claims_fit_seen_state"
 @bug(3, scenario="stale-views", seed=2, expects=(*VIEW_CHECKS, "processes_do_not_end_by_themselves"))
 def an_assumption_is_never_dropped(patch: pytest.MonkeyPatch) -> None:
     """A scheduler assumes its claims bound, whatever the verdict."""
-    patch.setattr(SchedulerView, "forget", lambda self, slot: False)
-    patch.setattr(SchedulerView, "expire_assumed", lambda self, now_ms: [])
+    patch.setattr(Holds, "forget", lambda self, slot: False)
+    patch.setattr(Holds, "expire_assumed", lambda self, now_ms: [])
 
 
 @bug(2, scenario="two-schedulers", seed=2, expects=CAPACITY_CHECKS)
@@ -76,7 +76,7 @@ def unanswered_claims_are_assumed_accepted(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(InFlightProposals, "_verdicts", buggy_verdicts)
     patch.setattr(Cycle, "on_no_answer", lambda self, proposal, now_ms: None)
-    patch.setattr(SchedulerView, "expire_assumed", lambda self, now_ms: [])
+    patch.setattr(Holds, "expire_assumed", lambda self, now_ms: [])
 
 
 @bug(1, 8, 19, scenario="leader-after-timeout", expects=ACKNOWLEDGEMENT_CHECKS)
@@ -236,7 +236,7 @@ def a_hint_authorises_placement(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(placement, "place", buggy_place)
     patch.setattr(placement, "misfit", lambda *args: None if is_warm[0] else misfit(*args))
-    patch.setattr(placement, "_bind_fast", lambda *args: False)
+    patch.setattr(placement, "fits_plainly", lambda *args: False)
 
 
 @bug(22, 45, scenario="stale-hint", expects=("scheduling_latency_is_bounded", *PENDING_CHECKS))

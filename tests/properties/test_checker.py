@@ -193,11 +193,11 @@ BUGS: list[tuple[Scenario, str, str, Any]] = [
     (issue_quota_from_offer, "quota_slices_are_part_of_own_quota", "grants._check_parent", lambda *_: None),
     (
         skip_phases,
-        "phases_move_along_edges",
+        "phase_changes_match_lifecycle_table",
         "transitions.find_transition",
         lambda name, *_: next(r for r in TRANSITIONS if r.name == name),
     ),
-    (move_by_other_role, "phases_move_along_edges", "transitions.OWNERS", {**OWNERS, "serve": Role.REPAIR}),
+    (move_by_other_role, "phase_changes_match_lifecycle_table", "transitions.OWNERS", {**OWNERS, "serve": Role.REPAIR}),
     (bind_at_stale_epoch, "accepted_operations_hold_their_lease", "decide.check_fence", lambda *_: None),
     (bind_one_of_gang, "gangs_are_bound_together", "DraftReplicas.bound_count", lambda *_: 99),
     (bind_before_victims_stopped, "reservations_are_committed_once", "placement.still_holds", lambda *_: False),
