@@ -18,8 +18,8 @@ def main() -> None:
     from remit.simulate.checkers.reference.past_states import CommitTimes
     from tests.unit.simulate.checkers.busy_scope import busy_scope, lifecycle_commits
 
-    pen = busy_scope()
-    judge, inner = pen.world.judge, pen.world.judge.on_commit
+    history = busy_scope()
+    judge, inner = history.world.judge, history.world.judge.on_commit
     costs: list[float] = []
 
     def timed(scope: str, puts: object, deletes: object, revision: int, times: CommitTimes) -> CommitStep:
@@ -30,11 +30,11 @@ def main() -> None:
 
     judge.on_commit = timed  # type: ignore[method-assign]
     gc.collect()
-    deeds = list(lifecycle_commits(pen))
-    for deed in ("bind", "move"):
-        found = sorted(cost for cost, did in zip(costs, deeds, strict=True) if did == deed)
+    operations = list(lifecycle_commits(history))
+    for action in ("bind", "move"):
+        found = sorted(cost for cost, did in zip(costs, operations, strict=True) if did == action)
         mean = sum(found) / len(found)
-        print(f"{deed}: {len(found)} commits, mean {mean:.0f} us, median {found[len(found) // 2]:.0f} us, "
+        print(f"{action}: {len(found)} commits, mean {mean:.0f} us, median {found[len(found) // 2]:.0f} us, "
               f"99th {found[int(len(found) * 0.99)]:.0f} us")  # fmt: skip
     print(f"violations: {len(judge.violations)}")
 

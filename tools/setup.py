@@ -16,7 +16,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 PYTHON_MIN = (3, 11)
 
 
-def wanted() -> str:
+def environment_key() -> str:
     """A digest of all that decides what is installed; the stamp of a finished setup holds the same."""
     digest = hashlib.sha256(f"{sys.version} {VENV}".encode())
     for source in (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)):
@@ -26,8 +26,8 @@ def wanted() -> str:
 
 def run(*command: str | Path, quiet: bool = False) -> bool:
     """Whether the command succeeded. A quiet one is a first try that has a second."""
-    told = subprocess.DEVNULL if quiet else None
-    return subprocess.run([str(part) for part in command], cwd=ROOT, stdout=told, stderr=told, check=False).returncode == 0
+    output = subprocess.DEVNULL if quiet else None
+    return subprocess.run([str(part) for part in command], cwd=ROOT, stdout=output, stderr=output, check=False).returncode == 0
 
 
 def same_python() -> bool:
@@ -65,7 +65,7 @@ def main() -> int:
         found = ".".join(map(str, sys.version_info[:3]))
         print(f"setup: Remit needs Python 3.11 or newer, this is {found}; try make setup PYTHON=python3.11", file=sys.stderr)
         return 1
-    key = wanted()
+    key = environment_key()
     if STAMP.exists() and STAMP.read_text() == key and PYTHON.exists():
         return 0
     # A stamp is only ever that of a finished setup: one that is interrupted is done again.

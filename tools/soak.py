@@ -51,7 +51,7 @@ SOAKED = "src/remit/simulate/files/_soak.toml"
 SOAKED_SHARE = 0.9
 """So many of the simulated runs are this one, the others any scenario that comes with Remit."""
 HOURS_AIM, FAULTS_AIM, AIM_MINUTES = 300, 20_000, 10
-TOLD_EVERY_S = 20
+REPORT_EVERY_S = 20
 SHRUNK_MAX = 3
 SHRINK_CPU_S_MAX = 60.0
 """Shrinking comes on top of the time: a soak that found something may take a little longer."""
@@ -200,18 +200,18 @@ def lane(soak: Soak, name: str, salt: int, run: Callable[[Soak, int], Outcome], 
             soak.counts.update(violations=outcome.violations)
             soak.seeds.setdefault(name, []).append(seed)
         plain = {word: count for word, count in outcome.counts.items() if word.isidentifier()}
-        told = ", ".join(f"{count:,} {word.replace('_', ' ')}" for word, count in sorted(plain.items())) or "nothing"
+        summary_text = ", ".join(f"{count:,} {word.replace('_', ' ')}" for word, count in sorted(plain.items())) or "nothing"
         if outcome.unfinished:
-            soak.say(f"{name} seed {seed}: stopped, the time is over; until then {told}")
+            soak.say(f"{name} seed {seed}: stopped, the time is over; until then {summary_text}")
         elif not outcome.violations:
             failures = 0
-            soak.say(f"{name} seed {seed}: {told}, 0 violations")
+            soak.say(f"{name} seed {seed}: {summary_text}, 0 violations")
         else:
             failures += 1
             command = again(seed)
             with soak.lock:
                 soak.replays.append(command)
-            soak.say(f"{name} seed {seed}: {told}, {outcome.violations} VIOLATIONS\n{outcome.story}\nreplay: {command}")
+            soak.say(f"{name} seed {seed}: {summary_text}, {outcome.violations} VIOLATIONS\n{outcome.story}\nreplay: {command}")
 
 
 # ------------------------------------------------------------------------------------------------------- real processes
@@ -233,14 +233,14 @@ def run_chaos(soak: Soak, seconds: float) -> None:
     except (IndexError, KeyError, TypeError, ValueError):
         violations = 1
     soak.counts.update(violations=violations)
-    soak.say(f"chaos seed {seed}: {told_of_chaos(soak.chaos)}")
+    soak.say(f"chaos seed {seed}: {describe_chaos(soak.chaos)}")
     if violations:
         command = replay(chaos_command(seed, seconds))
         soak.replays.append(command)
         soak.say(f"{tail(err)}\nreplay: {command}")
 
 
-def told_of_chaos(found: dict[str, object]) -> str:
+def describe_chaos(found: dict[str, object]) -> str:
     if not found:
         return "it told nothing"
     words = ("faults", "jobs", "attempts", "lost", "doubled", "cut", "leaked")
@@ -291,14 +291,14 @@ def run_fuzz(soak: Soak, minutes: float) -> None:
         code, out, err = soak.child(command)
         try:
             found = json.loads(out.strip().splitlines()[-1])
-            wrong, told = (
+            wrong, summary_text = (
                 found.pop("wrong", ""),
                 ", ".join(f"{word} {value}" for word, value in found.items() if word != "data"),
             )
         except (IndexError, ValueError):
-            found, wrong, told = {}, tail(out + err), f"ended with {code}"
-        soak.fuzz[name] = told
-        soak.say(f"fuzzed {name}: {told}")
+            found, wrong, summary_text = {}, tail(out + err), f"ended with {code}"
+        soak.fuzz[name] = summary_text
+        soak.say(f"fuzzed {name}: {summary_text}")
         if code != 0:
             soak.counts["violations"] += 1
             soak.replays.append(replay(command))
@@ -331,15 +331,15 @@ def tasks(soak: Soak) -> Iterator[SeedTask]:
 
 def run_simulation(soak: Soak) -> None:
     """Until its part of the time is over."""
-    told = time.monotonic()
+    reported_s = time.monotonic()
     for done in run_seeds(tasks(soak), PROCESSES):
         soak.totals.add(done.run, done.cpu_s)
         soak.seeds.setdefault("simulation", []).append(done.run.seed)
         for violation in done.run.violations[:1]:
             soak.broken.append(done)
             soak.say(f"simulation {done.run.scenario} seed {done.run.seed}: BROKE {violation}")
-        if time.monotonic() - told >= TOLD_EVERY_S:
-            told = time.monotonic()
+        if time.monotonic() - reported_s >= REPORT_EVERY_S:
+            reported_s = time.monotonic()
             soak.say(f"simulation: {so_far(soak.totals)}")
 
 
@@ -396,23 +396,23 @@ def simulated(totals: RunTotals, minutes: float) -> list[tuple[str, str]]:
 # ---------------------------------------------------------------------------------------------------------------- the soak
 
 
-def summary(soak: Soak, asked: float) -> None:
+def summary(soak: Soak, minutes_requested: float) -> None:
     counts = soak.counts
     rows = (
-        ("minutes", f"{(time.monotonic() - soak.began) / 60:.1f} of {asked:g} asked"),
+        ("minutes", f"{(time.monotonic() - soak.began) / 60:.1f} of {minutes_requested:g} requested"),
         ("revision", revision(ROOT)),
         ("first seed", str(soak.seed)),
         *((f"{name} seeds", f"{len(seeds)}: {' '.join(map(str, seeds))}") for name, seeds in sorted(soak.seeds.items())),
-        ("chaos", told_of_chaos(soak.chaos) if soak.chaos else "not asked for"),
-        ("flood", soak.flood or "not asked for"),
-        ("repeated", soak.repeats or "not asked for"),
-        *((f"fuzzed {name}", told) for name, told in soak.fuzz.items()),
+        ("chaos", describe_chaos(soak.chaos) if soak.chaos else "not requested"),
+        ("flood", soak.flood or "not requested"),
+        ("repeated", soak.repeats or "not requested"),
+        *((f"fuzzed {name}", summary_text) for name, summary_text in soak.fuzz.items()),
         ("kills", f"{counts['kills']:,}"),
         ("operations", f"{counts['operations']:,}"),
         ("property runs", f"{counts['property_runs']:,}"),
         ("examples", f"{counts['examples']:,}"),
         ("state machines", f"{counts['machines']:,} runs, {counts['steps']:,} steps"),
-        *simulated(soak.totals, asked),
+        *simulated(soak.totals, minutes_requested),
         ("violations", str(counts["violations"] + soak.totals.violations)),
         *(("replay", command) for command in soak.replays),
     )

@@ -25,7 +25,8 @@ from remit.commitment.standby import Standby
 from remit.correction.controller_set import ControllerSet
 from remit.correction.framework.loop import LoopTiming
 from remit.law.timing import Timing
-from remit.model.claims import Actor, Role
+from remit.model.claims import Actor
+from remit.model.roles import Role
 from remit.observation.reflector import Reflector
 from remit.observation.scheduler_view import SchedulerView
 from remit.observation.watch_cache import WatchCache

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from remit.model.objects import AnyObject, encode, key
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import encode, key
 from remit.observation.frozen_view import compare, recompute
 from remit.observation.reflector import RESTORE_MARKER, Reflector
 from remit.observation.scheduler_view import LIST_RANGES, SchedulerView

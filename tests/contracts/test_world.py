@@ -55,7 +55,7 @@ def test_clock_never_goes_back(twin: WorldTwin) -> None:
 
 
 @pytest.mark.parametrize("ms", [0, 1, 7, 40])
-def test_sleep_lasts_at_least_as_long_as_asked(twin: WorldTwin, ms: int) -> None:
+def test_sleep_lasts_at_least_as_long_as_requested(twin: WorldTwin, ms: int) -> None:
     async def scenario(world: World) -> None:
         for _ in range(5):
             began_ms = world.clock.now_ms()

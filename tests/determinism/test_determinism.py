@@ -39,17 +39,17 @@ from remit.simulate.scenarios import load
 from remit.simulate.simulation import simulate
 
 until_s, tasks = json.loads(sys.argv[1])
-for name, seed, whole in tasks:
+for name, seed, in_full in tasks:
     begun = simulate(load(name), seed, until_s=until_s)
     other = simulate(load(name), seed + 1, until_s=until_s).digest
-    print(encode([simulate(load(name), seed) if whole else None, begun, other]).decode())
+    print(encode([simulate(load(name), seed) if in_full else None, begun, other]).decode())
 """
 
 
 class RepeatedRun(NamedTuple):
     """A standing run repeated (in full if chosen), its beginning, and the digest of the next seed's beginning."""
 
-    whole: RunResult | None
+    result: RunResult | None
     begun: RunResult
     other: str
 
@@ -98,8 +98,8 @@ def test_seed_repeats_run_under_any_hash_seed(name: str) -> None:
     """Not only the digest: every reported field is equal."""
     again = repeated_runs()[name]
     run, same = (
-        (standing()[name].run, again.whole)
-        if again.whole is not None
+        (standing()[name].run, again.result)
+        if again.result is not None
         else (simulate_beginnings(BEGINNING_S)[name], again.begun)
     )
     assert run.digest == same.digest
@@ -108,7 +108,7 @@ def test_seed_repeats_run_under_any_hash_seed(name: str) -> None:
 
 
 def test_full_repeats_reach_every_mark_of_standing_runs() -> None:
-    made = [repeated_run.whole for repeated_run in repeated_runs().values() if repeated_run.whole is not None]
+    made = [repeated_run.result for repeated_run in repeated_runs().values() if repeated_run.result is not None]
     assert coverage.reached_marks(made) == coverage.reached_marks([one.run for one in standing().values()])
 
 

@@ -18,11 +18,12 @@ from remit.client.endpoint import InProcessEndpoint
 from remit.client.lease_holder import LeaseHold, acquire
 from remit.commitment.authority import Authority
 from remit.demo.authority_process import until_stdin_ends
-from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Mark, Role, Spawn
+from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Mark, Spawn
 from remit.model.kinds import Node, NodeHealth, Workload
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.reader import read
-from remit.model.objects import AnyObject
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.proposal.scheduler import Scheduler, SchedulerTiming
 from remit.world.interfaces import World
 from remit.world.production import production

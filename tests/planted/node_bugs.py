@@ -26,60 +26,60 @@ from remit.model.records import Phase
 from remit.observation import health
 from tests.planted.planted_bug import bug
 
-APART = ("ended_work_runs_no_more", "one_copy_at_a_time", "intervals_are_disjoint")
-FENCE = ("lost_only_after_its_fence", *APART)
+OVERLAP_CHECKS = ("ended_attempts_have_no_process", "fenced_replica_has_one_process", "run_intervals_are_disjoint")
+FENCE_CHECKS = ("attempts_are_lost_only_after_fence", *OVERLAP_CHECKS)
 
 
-@bug(34, scenario="cut-nodes", seed=2, expects=APART)
+@bug(34, scenario="cut-nodes", seed=2, expects=OVERLAP_CHECKS)
 def the_fence_is_not_enforced(patch: pytest.MonkeyPatch) -> None:
     """A partitioned node does not stop its processes."""
     patch.setattr(Keeper, "_remaining_ms", lambda self, kept: DEADLINE_CHECK_MS)
 
 
-@bug(34, scenario="cut-nodes", expects=FENCE)
+@bug(34, scenario="cut-nodes", expects=FENCE_CHECKS)
 def the_fence_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     """Replicas on a silent node are lost at once."""
     patch.setitem(transitions.GUARD_CHECKS, "fence_passed", lambda *args: None)
     patch.setattr(node_lifecycle, "_fence_ms", lambda spec, tempo: 0)
 
 
-@bug(34, scenario="cut-nodes", seed=4, expects=("lost_only_after_its_fence",))
+@bug(34, scenario="cut-nodes", seed=4, expects=("attempts_are_lost_only_after_fence",))
 def kill_grace_is_not_waited_for(patch: pytest.MonkeyPatch) -> None:
     """Replicas on a silent node are lost after the fence, without the kill grace."""
     for page in (transitions, node_lifecycle):
         patch.setattr(page, "lost_after_ms", lambda fence_ms, tempo: fence_ms * 9 // 10)
 
 
-@bug(12, 18, scenario="late-renewals", seed=7, expects=(*APART, "what_is_ordered_is_not_stopped"))
+@bug(12, 18, scenario="late-renewals", seed=7, expects=(*OVERLAP_CHECKS, "assigned_processes_are_not_stopped"))
 def a_term_counts_from_receipt(patch: pytest.MonkeyPatch) -> None:
     """The keeper counts a term from the answer to a renewal, not from its send time."""
 
-    async def received(self: AuthorityClient, endpoint: Any, beats: Any) -> Any:
+    async def buggy_heartbeat_once(self: AuthorityClient, endpoint: Any, beats: Any) -> Any:
         held = await endpoint.heartbeat(beats)
         return held, self._world.clock.now_ms()
 
-    patch.setattr(AuthorityClient, "_heartbeat_once", received)
+    patch.setattr(AuthorityClient, "_heartbeat_once", buggy_heartbeat_once)
 
 
-@bug(15, 16, scenario="cut-nodes", expects=FENCE)
+@bug(15, 16, scenario="cut-nodes", expects=FENCE_CHECKS)
 def a_takeover_keeps_the_old_clocks(patch: pytest.MonkeyPatch) -> None:
     """A new authority counts the silence of all leases from long before its takeover."""
-    make = Authority.__init__
+    original_init = Authority.__init__
 
-    def long_ago(self: Authority, *args: Any, **more: Any) -> None:
-        make(self, *args, **more)
+    def buggy_init(self: Authority, *args: Any, **more: Any) -> None:
+        original_init(self, *args, **more)
         self.renewals.since_ms -= 3_600_000
         self._first_window -= 60
 
-    patch.setattr(Authority, "__init__", long_ago)
+    patch.setattr(Authority, "__init__", buggy_init)
 
 
-@bug(36, 37, scenario="cut-nodes", expects=("runs_only_what_was_ordered",))
-def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
+@bug(36, 37, scenario="cut-nodes", expects=("processes_have_committed_start",))
+def an_agent_starts_before_its_start_is_committed(patch: pytest.MonkeyPatch) -> None:
     """An agent starts a bound replica before its own `start` is committed."""
-    following = NodeReconciler._reconcile_attempt
+    original_reconcile_attempt = NodeReconciler._reconcile_attempt
 
-    def hasty(
+    def buggy_reconcile_attempt(
         self: NodeReconciler,
         now_ms: int,
         assignments: Assignments,
@@ -91,43 +91,47 @@ def an_agent_starts_without_its_own_start(patch: pytest.MonkeyPatch) -> None:
         generation = assignments.spec_of(assignment.replica)
         if assignment.replica.status.phase is Phase.BOUND and record is None and generation is not None:
             yield StartAction(attempt, assignment.replica, generation, 0)
-        yield from following(self, now_ms, assignments, attempt, assignment, record, holds_lease)
+        yield from original_reconcile_attempt(self, now_ms, assignments, attempt, assignment, record, holds_lease)
 
-    patch.setattr(NodeReconciler, "_reconcile_attempt", hasty)
+    patch.setattr(NodeReconciler, "_reconcile_attempt", buggy_reconcile_attempt)
 
 
-@bug(4, 37, scenario="crowd", seed=2, expects=("runs_only_what_was_ordered", *APART))
-def an_order_is_executed_after_its_release(patch: pytest.MonkeyPatch) -> None:
+@bug(4, 37, scenario="crowd", seed=2, expects=("processes_have_committed_start", *OVERLAP_CHECKS))
+def an_attempt_is_started_after_its_release(patch: pytest.MonkeyPatch) -> None:
     """An agent starts a replica late, after it has reported its end."""
-    begin = KeeperCalls._start
+    original_start = KeeperCalls._start
 
-    async def later(self: KeeperCalls, *args: Any) -> None:
+    async def buggy_start(self: KeeperCalls, *args: Any) -> None:
         await self._runtime.world.clock.sleep_ms(8_000)
-        await begin(self, *args)
+        await original_start(self, *args)
 
-    patch.setattr(KeeperCalls, "_start", later)
+    patch.setattr(KeeperCalls, "_start", buggy_start)
     patch.setattr(KeeperCalls, "is_end_certain", lambda self, *args: True)
     patch.setattr(NodeReconciler, "_may_have_been_lost", lambda self, *args: False)
 
 
-@bug(36, scenario="cut-nodes", expects=("ended_work_runs_no_more", "orphans_end", "what_is_ordered_is_not_stopped"))
-def an_agent_forgets_what_it_started(patch: pytest.MonkeyPatch) -> None:
+@bug(
+    36,
+    scenario="cut-nodes",
+    expects=("ended_attempts_have_no_process", "orphan_processes_end", "assigned_processes_are_not_stopped"),
+)
+def a_restarted_agent_does_not_adopt_processes(patch: pytest.MonkeyPatch) -> None:
     """A restarted agent does not adopt the processes of its keeper."""
-    take = KeeperTable.apply
+    original_apply = KeeperTable.apply
 
-    def only_news(self: KeeperTable, table: Any) -> None:
-        take(self, type(table)(whole=True) if table.whole else table)
+    def buggy_apply(self: KeeperTable, table: Any) -> None:
+        original_apply(self, type(table)(whole=True) if table.whole else table)
 
-    patch.setattr(KeeperTable, "apply", only_news)
+    patch.setattr(KeeperTable, "apply", buggy_apply)
     patch.setattr(KeeperCalls, "is_end_certain", lambda self, *args: True)
 
 
-@bug(38, scenario="crowd", expects=("ended_work_runs_no_more",))
+@bug(38, scenario="crowd", expects=("ended_attempts_have_no_process",))
 def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
     """An agent reports a replica as stopped when it has only requested the stop."""
-    following = NodeReconciler._reconcile_attempt
+    original_reconcile_attempt = NodeReconciler._reconcile_attempt
 
-    def hasty(
+    def buggy_reconcile_attempt(
         self: NodeReconciler,
         now_ms: int,
         assignments: Assignments,
@@ -136,29 +140,29 @@ def stopping_is_taken_for_stopped(patch: pytest.MonkeyPatch) -> None:
         record: Any,
         holds_lease: bool,
     ) -> Iterator[AgentAction]:
-        for action in following(self, now_ms, assignments, attempt, assignment, record, holds_lease):
+        for action in original_reconcile_attempt(self, now_ms, assignments, attempt, assignment, record, holds_lease):
             yield action
             if isinstance(action, StopAction) and assignment.replica.status.phase is Phase.STOPPING and holds_lease:
                 yield ReportAction(attempt, Move(attempt.key, assignment.revision, "stopped", attempt.number, result=OK))
 
-    patch.setattr(NodeReconciler, "_reconcile_attempt", hasty)
+    patch.setattr(NodeReconciler, "_reconcile_attempt", buggy_reconcile_attempt)
     patch.setattr(KeeperCalls, "is_end_certain", lambda self, *args: True)
 
 
-@bug(35, scenario="all-silent", seed=2, expects=("evictions_cease_at_mass_silence",))
+@bug(35, scenario="all-silent", seed=2, expects=("evictions_stop_at_mass_silence",))
 def mass_silence_evicts_everything(patch: pytest.MonkeyPatch) -> None:
     """Silence of all nodes at once is taken for the loss of all nodes."""
     patch.setattr(health, "MASS_PERCENT", 1_000)
 
 
-@bug(9, 11, scenario="cut-nodes", expects=("what_is_ordered_is_not_stopped",))
-def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
+@bug(9, 11, scenario="cut-nodes", expects=("assigned_processes_are_not_stopped",))
+def an_unanswered_renewal_stops_all_processes(patch: pytest.MonkeyPatch) -> None:
     """An agent stops all its processes after one unanswered heartbeat."""
-    beat = AuthorityClient.heartbeat
+    original_heartbeat = AuthorityClient.heartbeat
 
-    async def fearful(self: AuthorityClient, beats: Any, **more: Any) -> Any:
+    async def buggy_heartbeat(self: AuthorityClient, beats: Any, **more: Any) -> Any:
         try:
-            return await beat(self, beats, **more)
+            return await original_heartbeat(self, beats, **more)
         except RetriesExhausted:
             for agent in afraid:
                 if agent._client is self:
@@ -166,15 +170,15 @@ def an_unanswered_renewal_stops_what_runs(patch: pytest.MonkeyPatch) -> None:
                         _end_all(agent, name)
             raise
 
-    make = Agent.__init__
+    original_init = Agent.__init__
     afraid: list[Agent] = []
 
-    def born(self: Agent, *args: Any, **more: Any) -> None:
-        make(self, *args, **more)
+    def buggy_init(self: Agent, *args: Any, **more: Any) -> None:
+        original_init(self, *args, **more)
         afraid.append(self)
 
-    patch.setattr(Agent, "__init__", born)
-    patch.setattr(AuthorityClient, "heartbeat", fearful)
+    patch.setattr(Agent, "__init__", buggy_init)
+    patch.setattr(AuthorityClient, "heartbeat", buggy_heartbeat)
 
 
 def _end_all(agent: Agent, node: str) -> None:
@@ -183,8 +187,8 @@ def _end_all(agent: Agent, node: str) -> None:
             agent._runtime.spawn(agent._keeper.stop(copy, 0), "end")
 
 
-@bug(4, 36, scenario="cut-nodes", seed=2, expects=("what_is_ordered_is_not_stopped",))
-def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
+@bug(4, 36, scenario="cut-nodes", seed=2, expects=("assigned_processes_are_not_stopped",))
+def an_empty_view_is_taken_for_no_assignments(patch: pytest.MonkeyPatch) -> None:
     """A restarted agent stops processes before it has read its assignments."""
     patch.setattr(Assignments, "is_loaded", True)
 
@@ -192,43 +196,43 @@ def an_empty_view_is_taken_for_no_orders(patch: pytest.MonkeyPatch) -> None:
 # --------------------------------------------------------------------------------------------------------------- restores
 
 
-@bug(10, scenario="restored", seed=1, expects=("uids_are_given_once",))
+@bug(10, scenario="restored", seed=1, expects=("uids_are_never_reused",))
 def uids_repeat_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A uid consists of batch number and counter, without the incarnation."""
 
-    def short(self: Draft) -> str:
+    def buggy_new_uid(self: Draft) -> str:
         self.uids_issued += 1
         return f"{self.time.sequence:x}-{self.uids_issued:x}"
 
-    patch.setattr(Draft, "new_uid", short)
+    patch.setattr(Draft, "new_uid", buggy_new_uid)
 
 
-@bug(10, scenario="restores", seed=3, expects=("lease_epochs_never_decrease", "accepted_entries_held_their_lease"))
+@bug(10, scenario="restores", seed=3, expects=("lease_epochs_never_decrease", "accepted_operations_hold_their_lease"))
 def epochs_repeat_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """A restored scope keeps the leases of its backup."""
     patch.setattr(recovery, "vacate_leases", lambda *args, **more: None)
 
 
-@bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
+@bug(10, scenario="restores", expects=("restore_marks_replicas_and_nodes_unknown",))
 def a_backup_is_trusted_about_replicas(patch: pytest.MonkeyPatch) -> None:
     """A restored scope keeps the phases of replicas in its backup."""
     patch.setattr(recovery, "mark_replicas_unknown", lambda *args: None)
 
 
-@bug(10, scenario="restores", expects=("a_restored_scope_doubts_what_may_run",))
+@bug(10, scenario="restores", expects=("restore_marks_replicas_and_nodes_unknown",))
 def a_backup_is_trusted_about_nodes(patch: pytest.MonkeyPatch) -> None:
     """A restored scope keeps the health of nodes in its backup."""
     patch.setattr(recovery, "mark_nodes_unknown", lambda draft: None)
 
 
-@bug(10, scenario="restores", expects=("nothing_fenced_is_placed_before_all_nodes_reported",))
+@bug(10, scenario="restores", expects=("fenced_replicas_wait_for_all_nodes_after_restore",))
 def nodes_are_not_awaited_after_a_restore(patch: pytest.MonkeyPatch) -> None:
     """Fenced replicas are placed as soon as one node is ready again."""
 
-    def note_nothing(draft: Draft) -> None:
-        await_nodes(draft)
+    def buggy_mark_nodes_unknown(draft: Draft) -> None:
+        original_mark_nodes_unknown(draft)
         for key in draft.keys(key_of("Summary", AWAITED_NODE)):
             draft.delete(key)
 
-    await_nodes = recovery.mark_nodes_unknown
-    patch.setattr(recovery, "mark_nodes_unknown", note_nothing)
+    original_mark_nodes_unknown = recovery.mark_nodes_unknown
+    patch.setattr(recovery, "mark_nodes_unknown", buggy_mark_nodes_unknown)

@@ -38,7 +38,7 @@ REQUIRED: Final[dict[str, str]] = {
     "a grant is resurrected by a restore": "a-grant-is-resurrected-by-a-restore",
     "a lease's term is counted from receipt": "a-term-counts-from-receipt",
     "a takeover keeps the old lease clocks": "a-takeover-keeps-the-old-clocks",
-    "an order is executed after its release": "an-order-is-executed-after-its-release",
+    "an order is executed after its release": "an-attempt-is-started-after-its-release",
     "a policy is used past its lease": "a-policy-is-used-past-its-lease",
 }
 """Required bugs, and the names under which they are planted."""

@@ -26,7 +26,6 @@ from remit.model.claims import (
     Operation,
     OperationID,
     Refused,
-    Role,
     Verdict,
     operation_id,
 )
@@ -48,9 +47,10 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata
-from remit.model.objects import AnyObject
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.simulate.checkers.judge import Judge
 from remit.simulate.checkers.reference.past_states import CommitTimes
 from remit.store.memory import MemoryBackup, MemoryStore
@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 HOUR = Duration(3_600_000)
 
-OF_CONTROLLERS = ("disruption_leaves_enough", "the_last_endpoint_is_not_withdrawn", "nodes_are_given_up_one_after_another")
+OF_CONTROLLERS = ("disruption_keeps_min_available", "last_endpoint_is_not_withdrawn", "marking_nodes_unknown_is_rate_limited")
 """Invariants of controllers, not of the authority: these tests make any claim that the law permits."""
 
 
@@ -119,7 +119,7 @@ class JudgedScope:
         self.judge.on_commit(self.scope, commit.puts, commit.deletes, revision, stand)
         self.raise_first()
 
-    def heard(self, operation: str, code: str, number: int, revision: int) -> None:
+    def on_answer(self, operation: str, code: str, number: int, revision: int) -> None:
         self.judge.on_answer(self.scope, operation, code, number, revision)
         self.raise_first()
 
@@ -426,7 +426,7 @@ class Scope:
         if self.checked:
             code = verdict.code.value if isinstance(verdict, Refused) else ""
             number = verdict.number if isinstance(verdict, Accepted) else 0
-            self.judged.heard(operation.id, code, number, verdict.revision)
+            self.judged.on_answer(operation.id, code, number, verdict.revision)
         if not (isinstance(verdict, Refused) and verdict.code in (Code.OPERATION_MISMATCH, Code.OPERATION_EXPIRED)):
             self.answers[operation.id] = verdict
         if isinstance(operation.claim, Acquire) and isinstance(verdict, Accepted):
@@ -503,12 +503,12 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(bounded())
 
 
-def story(test: Callable[[Scope], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run an async test on a furnished scope."""
+def scope_test(test: Callable[[Scope], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run an async test on a populated scope."""
 
     def wrapper() -> None:
         async def run_test() -> None:
-            scope = await furnished()
+            scope = await populated_scope()
             try:
                 await test(scope)
             finally:
@@ -581,7 +581,7 @@ def priority_class(name: str, value: int) -> PriorityClass:
 TAINTED = Taint(key="dedicated", value="x", effect="NoSchedule")
 
 
-async def furnished(
+async def populated_scope(
     name: str = "r1",
     clock: FakeClock | None = None,
     *,
@@ -592,11 +592,11 @@ async def furnished(
     """A scope with every lease held, two tenants, two priority classes, and two ready nodes, n1 with two GPUs."""
     scope = Scope(name, clock, checked=checked, judge=judge)
     await scope.take_over()
-    things = [node("n1", gpus=2), node("n2", zone="b")] if nodes is None else list(nodes)
-    names = [thing.metadata.name for thing in things if isinstance(thing, Node)]
+    objects = [node("n1", gpus=2), node("n2", zone="b")] if nodes is None else list(nodes)
+    names = [obj.metadata.name for obj in objects if isinstance(obj, Node)]
     await scope.acquire(*LEASES, *(f"agent/{n}" for n in names))
-    declared: list[AnyObject] = [tenant("t1"), tenant("t2"), priority_class("high", 100), priority_class("top", 1000), *things]
-    await scope.must(OPERATOR, *(Apply(thing) for thing in declared))
+    declared: list[AnyObject] = [tenant("t1"), tenant("t2"), priority_class("high", 100), priority_class("top", 1000), *objects]
+    await scope.must(OPERATOR, *(Apply(obj) for obj in declared))
     page = await scope.store.inner.range("node/", limit=1_000)
     marks = [Mark(row.key.removeprefix("node/"), row.revision, NodeHealth.READY) for row in page.rows]
     await scope.must(scope.actors["node-lifecycle"], *marks)

@@ -34,14 +34,14 @@ from remit.model.claims import (
     Renew,
     Report,
     ReturnCapacity,
-    Role,
     SetCondition,
     Vacate,
     operation_id,
 )
 from remit.model.kinds import Node, Policy, Tenant, Workload
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition, Deadline
-from remit.model.objects import AnyObject, encode, key, key_of
+from remit.model.objects import encode, key, key_of
 from remit.model.records import (
     Decision,
     Event,
@@ -56,6 +56,7 @@ from remit.model.records import (
     SummarySpec,
 )
 from remit.model.resources import Amount
+from remit.model.roles import Role
 
 NOW: Final = 1_000_000
 BOOT: Final = "boot-1"
@@ -89,8 +90,8 @@ class Branch:
 
     def __init__(self, origin: Rows, sequence: int, without: type[Claim] | None = None) -> None:
         self.origin, self.rows, self.without = origin, dict(origin), without
-        self.books, self.deeds = books_of(origin), list[AppliedOperation]()
-        self.renewed_ms = {thing.metadata.name: NOW for thing in origin.values() if isinstance(thing, Lease)}
+        self.books, self.operations = books_of(origin), list[AppliedOperation]()
+        self.renewed_ms = {obj.metadata.name: NOW for obj in origin.values() if isinstance(obj, Lease)}
         # Branches count from distant numbers, so that uids are unique without coordination.
         self.sequence, self.revision = sequence, ORIGIN_REVISION
 
@@ -112,7 +113,7 @@ class Branch:
             draft.changes, moment, self.revision, {name: encode(row) for name, row in after.items() if row is not None}
         )
         self.renewed_ms.update(draft.changes.renewed_ms)
-        self.deeds.append(AppliedOperation(claim, by, changed))
+        self.operations.append(AppliedOperation(claim, by, changed))
         for name, row in after.items():
             if row is None:
                 self.rows.pop(name, None)
@@ -275,17 +276,17 @@ class Scene(NamedTuple):
     def all(self, kind: type[T]) -> list[T]:
         return [row for row in self.rows.values() if isinstance(row, kind)]
 
-    def deeds(self) -> Iterator[AppliedOperation]:
+    def operations(self) -> Iterator[AppliedOperation]:
         for branch in self.branches:
-            yield from branch.deeds
+            yield from branch.operations
 
     def ever(self, kind: type[T]) -> Iterator[T]:
         """Every version of every such row that was ever visible."""
         for row in (*self.origin.values(), *self.rows.values()):
             if isinstance(row, kind):
                 yield row
-        for deed in self.deeds():
-            for _, after in deed.changed.values():
+        for operation in self.operations():
+            for _, after in operation.changed.values():
                 if isinstance(after, kind):
                     yield after
 
@@ -408,11 +409,11 @@ def given_back_is_not_held(scene: Scene) -> Found:
     for row in scene.origin.values():
         if isinstance(row, Grant):
             got[row.metadata.name] = row.spec.amount
-    for deed in scene.deeds():
-        if isinstance(deed.claim, Accept):
-            got.setdefault(deed.claim.name, deed.claim.spec.amount)
-        elif isinstance(deed.claim, ReturnCapacity):
-            gave[deed.claim.name] += deed.claim.amount
+    for operation in scene.operations():
+        if isinstance(operation.claim, Accept):
+            got.setdefault(operation.claim.name, operation.claim.spec.amount)
+        elif isinstance(operation.claim, ReturnCapacity):
+            gave[operation.claim.name] += operation.claim.amount
     for grant in scene.all(Grant):
         name = grant.metadata.name
         if grant.spec.issuer and not grant.spec.amount + gave[name] <= got[name]:
@@ -422,13 +423,17 @@ def given_back_is_not_held(scene: Scene) -> Found:
 @invariant
 def reissued_is_still_debited(scene: Scene) -> Found:
     """A restored holder accepts what is offered again: that amount stays debited at the issuer, less later returns."""
-    credits = {(deed.claim.name, deed.claim.sender) for deed in scene.deeds() if isinstance(deed.claim, Credit)}
+    credits = {
+        (operation.claim.name, operation.claim.sender)
+        for operation in scene.operations()
+        if isinstance(operation.claim, Credit)
+    }
     for branch in scene.branches:
         met: dict[str, str] = {}
-        for deed in branch.deeds:
-            if isinstance(deed.claim, AcceptIncarnation):
-                met[deed.claim.peer] = deed.claim.incarnation
-            for before, offered in deed.changed.values() if isinstance(deed.claim, Renew) else ():
+        for operation in branch.operations:
+            if isinstance(operation.claim, AcceptIncarnation):
+                met[operation.claim.peer] = operation.claim.incarnation
+            for before, offered in operation.changed.values() if isinstance(operation.claim, Renew) else ():
                 if isinstance(offered, Grant) and (offered.metadata.name, met.get(offered.spec.holder)) not in credits:
                     kept = _debited(scene.rows.get(key(offered)))
                     if before is not None and offered.spec.holder in met and not _debited(offered) <= kept:
@@ -468,8 +473,8 @@ def transitions_chain(scene: Scene) -> Found:
     steps: dict[str, list[list[tuple[object, object]]]] = defaultdict(list)
     for branch in scene.branches:
         mine: dict[str, list[tuple[object, object]]] = defaultdict(list)
-        for deed in branch.deeds:
-            for name, (before, after) in deed.changed.items():
+        for operation in branch.operations:
+            for name, (before, after) in operation.changed.items():
                 if before is not None and after is not None and _stand(before) != _stand(after):
                     mine[name].append((_stand(before), _stand(after)))
         for name, taken in mine.items():
@@ -494,15 +499,15 @@ def _stand(row: AnyObject) -> object:
 def gang_minimum(scene: Scene) -> Found:
     """Of the members bound by one claim, at least the minimum stays bound, except those it saw leave."""
     for branch in scene.branches:
-        for place, deed in enumerate(branch.deeds):
-            if not isinstance(deed.claim, BindGang):
+        for place, operation in enumerate(branch.operations):
+            if not isinstance(operation.claim, BindGang):
                 continue
-            later = {name for after in branch.deeds[place + 1 :] for name in after.changed}
-            members = [name for name in deed.changed if name not in later]
+            later = {name for after in branch.operations[place + 1 :] for name in after.changed}
+            members = [name for name in operation.changed if name not in later]
             there = [row for name in members if isinstance(row := scene.rows.get(name), Replica) and holds(row)]
-            found = [shape(scene, row) for _, row in deed.changed.values() if isinstance(row, Replica)]
+            found = [shape(scene, row) for _, row in operation.changed.values() if isinstance(row, Replica)]
             least = max((one.spec.spec.gang.min for one in found if one is not None and one.spec.spec.gang), default=0)
-            if len(there) < least - (len(deed.changed) - len(members)):
+            if len(there) < least - (len(operation.changed) - len(members)):
                 yield f"{len(there)} of {least} are bound"
 
 
@@ -624,7 +629,7 @@ def conditions_are_few(scene: Scene) -> Found:
 def nothing_acknowledged_is_lost(scene: Scene) -> Found:
     """Merging a branch again adds nothing, and the content of each soft claim, or a later one, is there."""
     for branch in scene.branches:
-        for name in sorted({name for deed in branch.deeds for name in deed.changed}):
+        for name in sorted({name for operation in branch.operations for name in operation.changed}):
             was, mine, now = scene.origin.get(name), branch.rows.get(name), scene.rows.get(name)
             try:
                 lost = mine not in (was, now) and joined(was, mine, now) != now
@@ -632,14 +637,14 @@ def nothing_acknowledged_is_lost(scene: Scene) -> Found:
                 lost = True
             if lost:
                 yield f"{name} is {now}, acknowledged was {mine}"
-    for deed in scene.deeds():
-        if not heeded(deed, scene.rows):
-            yield f"{deed.claim} left no trace"
+    for operation in scene.operations():
+        if not heeded(operation, scene.rows):
+            yield f"{operation.claim} left no trace"
 
 
-def heeded(deed: AppliedOperation, rows: Rows) -> bool:
+def heeded(operation: AppliedOperation, rows: Rows) -> bool:
     """Whether the content of a soft claim, or a later one, is in these rows; other claims are judged above."""
-    match deed.claim:
+    match operation.claim:
         case RecordEvent(name=name, event=event):
             row: Any = rows.get(key_of("Event", name))
             return row is not None and row.spec == event
@@ -652,10 +657,10 @@ def heeded(deed: AppliedOperation, rows: Rows) -> bool:
         case SetCondition(kind=kind, name=name, tenant=tenant, condition=claimed):
             row = rows.get(key_of(kind, name, tenant))
             return row is None or _observed(row.status.conditions, claimed)
-        case Adopt(number=number, policies=policies, asked_ms=asked, ttl=ttl):
+        case Adopt(number=number, policies=policies, asked_ms=ms, ttl=ttl):
             row = rows.get(key_of("PolicyRevision", f"{number:08d}"))
             deadline: Deadline | None = None if row is None else row.spec.deadline
-            return row is not None and row.spec.policies == policies and deadline is not None and deadline.at_ms >= asked + ttl
+            return row is not None and row.spec.policies == policies and deadline is not None and deadline.at_ms >= ms + ttl
         case Credit(name=name, epoch=epoch, report=report, final=final):
             row = rows.get(key_of("Grant", name))
             if row is None:
@@ -667,7 +672,7 @@ def heeded(deed: AppliedOperation, rows: Rows) -> bool:
             )
         case Vacate(lease=lease):
             row = rows.get(key_of("Lease", lease))
-            return row is not None and (row.spec.epoch > deed.actor.epoch or not row.spec.holder)
+            return row is not None and (row.spec.epoch > operation.actor.epoch or not row.spec.holder)
         case _:
             return True
 

@@ -50,8 +50,8 @@ from tests.properties.authority_world import (
     Scope,
     Violated,
     amounts,
-    furnished,
     node,
+    populated_scope,
     tenant,
     workload,
 )
@@ -84,16 +84,16 @@ class GrantsMachine(FaultyScopeMachine):
         return [self.g, self.region]
 
     @initialize(words=STEPS)
-    def furnish(self, words: list[tuple[int, int]]) -> None:
-        self.do(self._furnish())
+    def set_up(self, words: list[tuple[int, int]]) -> None:
+        self.do(self._set_up())
         if words[0][0] % 8:
             self.do(self._accept_each_other())
         self.run_ordinary_steps(words)
 
-    async def _furnish(self) -> None:
+    async def _set_up(self) -> None:
         clock = FakeClock()
-        self.g = await furnished("global", clock, nodes=[])
-        self.region = self.r = await furnished(
+        self.g = await populated_scope("global", clock, nodes=[])
+        self.region = self.r = await populated_scope(
             "r1", clock, nodes=[node("n1", "8"), node("n2", "8", "b")], judge=self.g.judged.judge
         )
         await self.g.must(OPERATOR, Apply(Region(metadata=Metadata(name="r1"))), Apply(tenant("t1", "10")))
@@ -118,7 +118,7 @@ class GrantsMachine(FaultyScopeMachine):
 
     @rule(words=STEPS)
     def run_ordinary_steps(self, words: list[tuple[int, int]]) -> None:
-        deeds = [
+        actions = [
             self.issue_slice, self.post_offer, self.deliver_message, self.deliver_message,
             self.draw_in_region, self.draw_in_region, self.release_in_region, self.return_capacity,
             self.post_report, self.renew_slice, self.pass_on_grant, self.close_grant,
@@ -126,7 +126,7 @@ class GrantsMachine(FaultyScopeMachine):
             self.accept_and_renew, self.round_trip_slice, self.round_trip_slice,
         ]  # fmt: skip
         for n, m in words:
-            deeds[m % len(deeds)](n=n)
+            actions[m % len(actions)](n=n)
 
     run_more_ordinary_steps = rule(words=STEPS)(lambda self, words: self.run_ordinary_steps(words))
 
@@ -449,13 +449,13 @@ def slice_of(cpu: int) -> GrantSpec:
     return GrantSpec(holder="scope/r1", amount=amounts(cpu=cpu), parent="tenant/t1", tenant="t1", ttl=Duration(3_000_000))
 
 
-def run_scenario(story: Callable[[GrantsMachine], Coroutine[Any, Any, None]]) -> None:
+def run_scenario(scenario: Callable[[GrantsMachine], Coroutine[Any, Any, None]]) -> None:
     """Run a short scenario of two scopes with the machine's messages; then no capacity may be held twice."""
     machine = GrantsMachine()
     try:
-        machine.do(machine._furnish())
+        machine.do(machine._set_up())
         machine.do(machine._accept_each_other())
-        machine.do(story(machine))
+        machine.do(scenario(machine))
         machine.no_capacity_is_held_twice()
     finally:
         machine.batches.stop()

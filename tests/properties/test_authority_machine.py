@@ -49,7 +49,6 @@ from remit.model.claims import (
     Renew,
     Report,
     Reserve,
-    Role,
     Rollback,
     SetCondition,
     Spawn,
@@ -70,10 +69,11 @@ from remit.model.kinds import (
     Toleration,
     Workload,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition, Metadata
-from remit.model.objects import AnyObject
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.simulate.checkers.reference.ledger_sums import ledger_limits, node_limits, total_sums
 from remit.simulate.checkers.reference.lifecycle import ACTIVE, HOLDING, ON_NODE
 from remit.simulate.checkers.reference.rows import of_kind, phase_of
@@ -89,8 +89,8 @@ from tests.properties.authority_world import (
     Crash,
     Scope,
     amounts,
-    furnished,
     node,
+    populated_scope,
     tenant,
     workload,
 )
@@ -108,19 +108,19 @@ NEAR = Placement(affinity=(Affinity(label_selector={"app": "near"}, topology_key
 
 def catalogue(replicas: int = 3) -> list[Workload]:
     """One workload of each sort; small numbers, so that they interact."""
-    whole, share = (DeviceRequest(kind="gpu", count=1, models=("A10",)),), (DeviceRequest(kind="gpu", share="400m"),)
+    whole_device, share = (DeviceRequest(kind="gpu", count=1, models=("A10",)),), (DeviceRequest(kind="gpu", share="400m"),)
     return [
         workload("plain", "1", replicas),
         workload("gang", "1", max(replicas, 2), gang=2),
         workload("big", "3", replicas, priority="high"),
-        workload("whole", "500m", replicas, devices=whole, type_="job", retries=1),
+        workload("whole", "500m", replicas, devices=whole_device, type_="job", retries=1),
         workload("share", "200m", replicas, devices=share),
         workload("spread", "500m", replicas, placement=SPREAD),
         workload("apart", "500m", replicas, placement=APART, labels={"app": "apart"}),
         workload("shy", "100m", replicas, labels={"app": "apart"}),
         workload("near", "300m", replicas, placement=NEAR, labels={"app": "near"}),
         workload("picky", "500m", replicas, placement=PLACES, priority="top"),
-        workload("gpu-top", "500m", replicas, devices=whole, priority="top"),
+        workload("gpu-top", "500m", replicas, devices=whole_device, priority="top"),
         workload("theirs", "1", replicas, owner="t2"),
     ]
 
@@ -506,17 +506,17 @@ class AuthorityMachine(FaultyScopeMachine):
 
     reboots = True
 
-    @initialize(sorts=st.sets(st.integers(0, 11), min_size=3, max_size=6), deeds=STEPS)
-    def furnish(self, sorts: set[int], deeds: list[tuple[int, int, int]]) -> None:
-        self.do(self._furnish(sorts))
-        self.run_ordinary_steps(deeds=deeds)
+    @initialize(sorts=st.sets(st.integers(0, 11), min_size=3, max_size=6), steps=STEPS)
+    def set_up(self, sorts: set[int], steps: list[tuple[int, int, int]]) -> None:
+        self.do(self._set_up(sorts))
+        self.run_ordinary_steps(steps=steps)
 
     always: frozenset[int] = frozenset()
     """Entries of the catalogue that exist in every run."""
 
-    async def _furnish(self, sorts: set[int]) -> None:
+    async def _set_up(self, sorts: set[int]) -> None:
         nodes = [node("n1", gpus=2), node("n2", "2", "b", labels={"disk": "ssd"}), node("n3", "2", "b", gpus=1)]
-        self.r = await furnished(nodes=nodes)
+        self.r = await populated_scope(nodes=nodes)
         works = [catalogue()[i] for i in sorted(sorts | self.always)]
         await self.r.must(USER, *(Apply(work) for work in works))
         spawns = [Spawn(work.metadata.tenant, work.metadata.name, 1, 0, 3) for work in works]
@@ -565,7 +565,7 @@ class AuthorityMachine(FaultyScopeMachine):
     @rule(n=NUMBER, cpu=st.sampled_from(["1", "2", "4", "8"]), zone=st.sampled_from("abb"), shape=st.integers(0, 7))
     def declare_node(self, n: int, cpu: str, zone: str, shape: int) -> None:
         """Also smaller than its usage, cordoned, tainted, relabelled, without its devices."""
-        thing: AnyObject = node(
+        obj: AnyObject = node(
             f"n{n % 4 + 1}",
             cpu,
             zone,
@@ -575,7 +575,7 @@ class AuthorityMachine(FaultyScopeMachine):
             taints=(TAINTED,) if shape in (4, 5) else (),
             labels={"disk": "ssd"} if shape in (5, 6) else {},
         )
-        self.ask(OPERATOR, Apply(thing))
+        self.ask(OPERATOR, Apply(obj))
 
     @rule(n=NUMBER, cpu=st.sampled_from(["1", "3", "8", "16"]), gpu=st.integers(0, 4))
     def change_quota(self, n: int, cpu: str, gpu: int) -> None:
@@ -771,10 +771,10 @@ class AuthorityMachine(FaultyScopeMachine):
             if key in self.r.checker.rows and phase_of(self.r.row(key)) == "unknown":
                 self.move(key, "lose")
 
-    @rule(deeds=STEPS)
-    def run_ordinary_steps(self, deeds: list[tuple[int, int, int]]) -> None:
+    @rule(steps=STEPS)
+    def run_ordinary_steps(self, steps: list[tuple[int, int, int]]) -> None:
         """Many steps of ordinary schedulers, agents and controllers, so that runs get far."""
-        for n, m, seed in deeds:
+        for n, m, seed in steps:
             match seed % 16:
                 case 0 | 1 | 2 | 3:
                     self.bind_replica(n=n, m=m, seed=m)
@@ -799,13 +799,13 @@ class AuthorityMachine(FaultyScopeMachine):
                         n=n, transition=TRANSITIONS[m % len(TRANSITIONS)].name, lease=(*LEASES, "agent/n1")[m % 10], wrong=""
                     )
 
-    @rule(deeds=STEPS)
-    def run_more_ordinary_steps(self, deeds: list[tuple[int, int, int]]) -> None:
-        self.run_ordinary_steps(deeds=deeds)
+    @rule(steps=STEPS)
+    def run_more_ordinary_steps(self, steps: list[tuple[int, int, int]]) -> None:
+        self.run_ordinary_steps(steps=steps)
 
-    @rule(deeds=STEPS)
-    def run_still_more_ordinary_steps(self, deeds: list[tuple[int, int, int]]) -> None:
-        self.run_ordinary_steps(deeds=deeds)
+    @rule(steps=STEPS)
+    def run_still_more_ordinary_steps(self, steps: list[tuple[int, int, int]]) -> None:
+        self.run_ordinary_steps(steps=steps)
 
     @rule(n=NUMBER)
     def confirm_reservation(self, n: int) -> None:
@@ -846,13 +846,13 @@ class AuthorityMachine(FaultyScopeMachine):
         lease = "scheduler" if sort == "nested" and n % 2 else "budgets"
         self.ask(self.r.actors[lease], Issue(f"g{n % 6}", spec))
 
-    @rule(n=NUMBER, deed=st.sampled_from(["renew", "close", "close", "reap"]))
-    def renew_or_close_grant(self, n: int, deed: str) -> None:
+    @rule(n=NUMBER, action=st.sampled_from(["renew", "close", "close", "reap"]))
+    def renew_or_close_grant(self, n: int, action: str) -> None:
         names = self.grants()
         if names:
             name = names[n % len(names)]
-            actor = self.r.actors["repair" if deed == "reap" else "budgets"]
-            self.ask(actor, Renew(name) if deed == "renew" else Close(name))
+            actor = self.r.actors["repair" if action == "reap" else "budgets"]
+            self.ask(actor, Renew(name) if action == "renew" else Close(name))
 
     @rule(n=NUMBER)
     def record_soft_state(self, n: int) -> None:
@@ -867,28 +867,28 @@ class AuthorityMachine(FaultyScopeMachine):
 
     # -- leases ------------------------------------------------------------------------------------------------------
 
-    @rule(n=NUMBER, deed=st.sampled_from(["steal", "again", "vacate", "wrong"]))
-    def contend_for_lease(self, n: int, deed: str) -> None:
+    @rule(n=NUMBER, action=st.sampled_from(["steal", "again", "vacate", "wrong"]))
+    def contend_for_lease(self, n: int, action: str) -> None:
         leases = sorted(self.r.actors)
         actor = self.r.actors[leases[n % len(leases)]]
-        match deed:
+        match action:
             case "vacate":
                 self.ask(actor, Vacate(actor.lease))
                 self.ask(Actor(actor.name, actor.role), Acquire(actor.lease, HOUR))
             case "wrong":
                 self.ask(Actor("x", Role.REPAIR), Acquire("scheduler", HOUR))
             case _:
-                name = actor.name if deed == "again" else "thief"
+                name = actor.name if action == "again" else "thief"
                 self.ask(Actor(name, actor.role), Acquire(actor.lease, HOUR))
 
     # -- batches, restarts, restores -------------------------------------------------------------------------------------
 
     @precondition(lambda self: self.batch is None)
-    @rule(deeds=STEPS)
-    def claim_concurrently(self, deeds: list[tuple[int, int, int]]) -> None:
+    @rule(steps=STEPS)
+    def claim_concurrently(self, steps: list[tuple[int, int, int]]) -> None:
         """Several batches of claims, made without knowledge of each other."""
         self.batch = []
-        self.run_ordinary_steps(deeds=deeds)
+        self.run_ordinary_steps(steps=steps)
         batch, self.batch = self.batch or [], None
         self.do(self._send_batch(batch))
 

@@ -99,7 +99,7 @@ class BacklogMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now_ms = 1000
-        self.lots = 0
+        self.counter = 0
         self.backlog = Backlog(self.lot, ageing=AGEING, history=UnblockHistory(*self.past))
         self.shares = FairShareLedger(CAPACITY, WEIGHTS, 0)
         self.plain: dict[int, ModelQueue] = {}
@@ -108,8 +108,8 @@ class BacklogMachine(RuleBasedStateMachine):
         self.news: list[WakeUp] = []
 
     def lot(self, limit: int) -> int:
-        self.lots += 7919
-        return self.lots % (limit + 1)
+        self.counter += 7919
+        return self.counter % (limit + 1)
 
     # What is pending
 

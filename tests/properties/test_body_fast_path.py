@@ -88,7 +88,7 @@ def _outcome(read: Any, body: bytes) -> Any:
         found = read(body)
     except ApiProblem as failure:
         return msgspec.json.encode(failure.document)
-    return found, [encode(thing) for thing in (found if isinstance(found, tuple) else (found,))]
+    return found, [encode(obj) for obj in (found if isinstance(found, tuple) else (found,))]
 
 
 @tries(400, 20_000)
@@ -122,12 +122,12 @@ def test_cached_validation_equals_first_validation(written: list[str]) -> None:
     """Compared by value, also for objects that were not read from a manifest."""
     for text in written:
         try:
-            thing = msgspec.json.decode(text, type=Workload, dec_hook=_amounts)
+            obj = msgspec.json.decode(text, type=Workload, dec_hook=_amounts)
         except (msgspec.DecodeError, ValueError):
             continue
-        first = validate(thing)
-        assert validate(thing) == first
-        again = msgspec.structs.replace(thing, metadata=msgspec.structs.replace(thing.metadata, name="another"))
+        first = validate(obj)
+        assert validate(obj) == first
+        again = msgspec.structs.replace(obj, metadata=msgspec.structs.replace(obj.metadata, name="another"))
         named = {problem.description for problem in validate(again)}
         assert {problem.description for problem in first if "metadata.name" not in problem.description} <= named
 
@@ -344,8 +344,8 @@ def _job(command: list[str]) -> dict[str, Any]:
 
 
 def test_validated_mark_counts_for_one_object_and_one_validation() -> None:
-    thing = decode(msgspec.json.encode(_job(["run"])))
-    bad = msgspec.structs.replace(thing, metadata=msgspec.structs.replace(thing.metadata, name="Not A Name"))
+    obj = decode(msgspec.json.encode(_job(["run"])))
+    bad = msgspec.structs.replace(obj, metadata=msgspec.structs.replace(obj.metadata, name="Not A Name"))
     assert validate(bad)
     mark_validated(bad)
     assert validate(msgspec.structs.replace(bad)), "an equal object is not marked"
@@ -372,8 +372,6 @@ def test_valid_body_is_decoded_once(monkeypatch: Any) -> None:
     monkeypatch.setattr(bodies, "read", None)
     monkeypatch.setattr(bodies, "parse_strict_json", None)
     validate_manifest(msgspec.json.encode(manifest))
-    thing = validate_manifest(
-        msgspec.json.encode({**manifest, "metadata": {"name": "b", "tenant": "t", "labels": {"app": "x"}}})
-    )
-    assert thing.metadata.name == "b"
+    obj = validate_manifest(msgspec.json.encode({**manifest, "metadata": {"name": "b", "tenant": "t", "labels": {"app": "x"}}}))
+    assert obj.metadata.name == "b"
     assert len(validate_manifests(msgspec.json.encode([manifest, {**manifest, "metadata": {"name": "c", "tenant": "t"}}]))) == 2

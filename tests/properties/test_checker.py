@@ -13,20 +13,21 @@ from remit.commitment.rulings import grants, placement, transitions
 from remit.commitment.rulings.registry import RULINGS
 from remit.law import ledgers
 from remit.law.lifecycle import OWNERS, TRANSITIONS
-from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, Refused, Reserve, Role
+from remit.model.claims import Adopt, Apply, Bind, Code, Issue, Mark, Move, Operation, Refused, Reserve
 from remit.model.kinds import Affinity, DeviceRequest, NodeHealth, Placement, Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.kinds import Spread as SpreadTerm
 from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.simulate.checkers.quota_checks import compare_scopes
-from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, furnished, node, run
+from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, Scope, Violated, amounts, node, populated_scope, run
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 Scenario = Callable[[Scope], Awaitable[object]]
 
-EVERYTHING_FITS = ("placing.misfit", lambda *_: None)
+EVERYTHING_FITS = ("placement.misfit", lambda *_: None)
 ZONE_B = PolicySpec(rules=(PolicyRule(allow=PolicyAllow(zones=("b",))),))
 
 
@@ -185,61 +186,61 @@ def _move_to_other_node(drawn: Any, operation: Operation, claim: Move) -> Any:
 
 
 BUGS: list[tuple[Scenario, str, str, Any]] = [
-    (overfill_node, "node_sums_never_rise_above_capacity", *EVERYTHING_FITS),
-    (bind_device_twice, "exclusive_device_has_one_owner", "placing._check_devices", lambda *_: None),
-    (exceed_quota, "ledgers_never_rise_above_amount", "GrantLedger.shortage_for", lambda *_: None),
-    (issue_over_quota, "ledgers_never_rise_above_amount", "GrantLedger.shortage_for", lambda *_: None),
-    (issue_quota_from_offer, "quota_comes_from_quota", "granting._check_parent", lambda *_: None),
+    (overfill_node, "node_usage_never_rises_above_capacity", *EVERYTHING_FITS),
+    (bind_device_twice, "exclusive_device_has_one_owner", "placement._check_devices", lambda *_: None),
+    (exceed_quota, "ledger_charges_never_rise_above_amount", "GrantLedger.shortage_for", lambda *_: None),
+    (issue_over_quota, "ledger_charges_never_rise_above_amount", "GrantLedger.shortage_for", lambda *_: None),
+    (issue_quota_from_offer, "quota_slices_are_part_of_own_quota", "grants._check_parent", lambda *_: None),
     (
         skip_phases,
-        "phases_move_along_edges",
-        "moving.find_transition",
+        "phase_changes_match_lifecycle_table",
+        "transitions.find_transition",
         lambda name, *_: next(r for r in TRANSITIONS if r.name == name),
     ),
-    (move_by_other_role, "phases_move_along_edges", "moving.OWNERS", {**OWNERS, "serve": Role.REPAIR}),
-    (bind_at_stale_epoch, "accepted_entries_held_their_lease", "decide.check_fence", lambda *_: None),
+    (move_by_other_role, "phase_changes_match_lifecycle_table", "transitions.OWNERS", {**OWNERS, "serve": Role.REPAIR}),
+    (bind_at_stale_epoch, "accepted_operations_hold_their_lease", "decide.check_fence", lambda *_: None),
     (bind_one_of_gang, "gangs_are_bound_together", "DraftReplicas.bound_count", lambda *_: 99),
-    (bind_before_victims_stopped, "reservations_are_committed_once", "placing.still_holds", lambda *_: False),
-    (bind_on_expired_grant, "draws_are_on_living_grants", "placing.check_alive", lambda *_: None),
+    (bind_before_victims_stopped, "reservations_are_committed_once", "placement.still_holds", lambda *_: False),
+    (bind_on_expired_grant, "charges_are_on_live_grants", "placement.check_alive", lambda *_: None),
     (repeat_operation_id, "one_outcome_per_operation", "Outcomes.check_id", lambda *_: None),
-    (bind_against_policy, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (bind_past_policy_lease, "policy_in_force_is_recorded_and_alive", "placing._is_before", lambda *_: True),
-    (bind_to_tainted_node, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (bind_to_cordoned_node, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (bind_to_unlabelled_node, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (bind_against_spread, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (bind_against_anti_affinity, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (bind_against_affinity, "hard_constraints_hold_at_the_bind", *EVERYTHING_FITS),
-    (report_result_early, "attempts_have_one_result", "moving._carried_result", lambda _, claim: claim.result),
+    (bind_against_policy, "hard_constraints_hold_at_bind", *EVERYTHING_FITS),
+    (bind_past_policy_lease, "placement_policy_is_recorded_and_in_force", "placement._is_before", lambda *_: True),
+    (bind_to_tainted_node, "hard_constraints_hold_at_bind", *EVERYTHING_FITS),
+    (bind_to_cordoned_node, "hard_constraints_hold_at_bind", *EVERYTHING_FITS),
+    (bind_to_unlabelled_node, "hard_constraints_hold_at_bind", *EVERYTHING_FITS),
+    (bind_against_spread, "hard_constraints_hold_at_bind", *EVERYTHING_FITS),
+    (bind_against_anti_affinity, "hard_constraints_hold_at_bind", *EVERYTHING_FITS),
+    (bind_against_affinity, "hard_constraints_hold_at_bind", *EVERYTHING_FITS),
+    (report_result_early, "attempts_have_one_result", "transitions._carried_result", lambda _, claim: claim.result),
     (
         mark_lost_from_ready,
-        "node_health_moves_by_its_owner",
-        "moving.NODE_HEALTH_TRANSITIONS",
+        "node_health_is_changed_by_its_owner",
+        "transitions.NODE_HEALTH_TRANSITIONS",
         {(NodeHealth.READY, NodeHealth.LOST)},
     ),
     (move_bound_replica_to_other_node, "one_binding_per_attempt", "RULINGS", {Move: _move_to_other_node}),
     (apply_refused_claim, "refusals_change_nothing", "RULINGS", {Bind: _apply_and_refuse}),
 ]
-PLACES: dict[str, Any] = {
-    "granting": grants, "placing": placement, "moving": transitions, "decide": decide,
+PATCHED: dict[str, Any] = {
+    "grants": grants, "placement": placement, "transitions": transitions, "decide": decide,
     "DraftReplicas": draft_replicas.DraftReplicas, "GrantLedger": ledgers.GrantLedger,
     "Outcomes": outcomes.Outcomes,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("scenario", "promise", "where", "bug"), BUGS, ids=[scenario.__name__ for scenario, *_ in BUGS])
+@pytest.mark.parametrize(("scenario", "check", "where", "bug"), BUGS, ids=[scenario.__name__ for scenario, *_ in BUGS])
 def test_planted_defect_is_detected(
-    scenario: Scenario, promise: str, where: str, bug: Any, monkeypatch: pytest.MonkeyPatch
+    scenario: Scenario, check: str, where: str, bug: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run_scenario() -> None:
-        scope = await furnished()
+        scope = await populated_scope()
         if where == "RULINGS":
             for claim, decider in bug.items():
                 monkeypatch.setitem(RULINGS, claim, RULINGS[claim]._replace(decide=decider))
         else:
             room, name = where.split(".")
-            monkeypatch.setattr(PLACES[room], name, bug)
-        with pytest.raises(Violated, match=promise) as caught:
+            monkeypatch.setattr(PATCHED[room], name, bug)
+        with pytest.raises(Violated, match=check) as caught:
             await scenario(scope)
         assert "history of" in str(caught.value)
 
@@ -250,7 +251,7 @@ def test_scenarios_without_defect_violate_nothing() -> None:
     """Otherwise the tests above prove nothing. Here the authority refuses, which ends the scenario."""
 
     async def run_scenario(scenario: Scenario) -> None:
-        scope = await furnished()
+        scope = await populated_scope()
         try:
             await scenario(scope)
         except AssertionError as refused:

@@ -132,7 +132,7 @@ def test_replicas_of_silent_node_move_and_node_rejoins() -> None:
 
     async def scenario(t: VirtualCluster) -> None:
         await t.add_nodes(*(node(f"n{n}") for n in range(1, 5)))
-        crew = t.start_controllers(FaultyWire(t.authority))
+        controllers = t.start_controllers(FaultyWire(t.authority))
         await t.apply(SERVICE)
         await t.until("served", lambda: t.phases("w") == ["serving"] * 2)
         lost = t.board.replicas_of("t1", "w")[0].obj.status.node
@@ -154,6 +154,6 @@ def test_replicas_of_silent_node_move_and_node_rejoins() -> None:
         t.silent.clear()
         await t.until("ready again", lambda: t.healths[lost][-1] == "ready")
         assert t.healths[lost] == ["joining", "ready", "suspect", "unknown", "lost", "joining", "ready"]
-        crew.cancel()
+        controllers.cancel()
 
     in_virtual_cluster(scenario)

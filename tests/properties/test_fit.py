@@ -82,8 +82,8 @@ def test_every_rule_over_columns_equals_rule_per_node(scene: PlacementCase) -> N
     this = prepare(scene)
     for rule in fit.RULES:
         found = column(rule.check(this.over, this.columns, this.over_peers), len(scene.left))
-        said = [bool(rule.check(this.ask, site, this.peers)) for site in this.sites]
-        assert found == said, rule.check.__name__
+        results = [bool(rule.check(this.ask, site, this.peers)) for site in this.sites]
+        assert found == results, rule.check.__name__
 
 
 @given(scenes() | scenes(loud=frozenset({"peers"})))

@@ -53,8 +53,8 @@ from tests.properties.authority_world import (
     FakeClock,
     Scope,
     amounts,
-    furnished,
     node,
+    populated_scope,
     run,
     workload,
 )
@@ -214,22 +214,22 @@ async def grant_round_trip(t: PersistentClient) -> None:
     await t.ask("budgets", Close("s"))
 
 
-STORIES = [bind, preempt, gang, policy_rollback, delete_workload, restore, grant_round_trip]
+SCENARIOS = [bind, preempt, gang, policy_rollback, delete_workload, restore, grant_round_trip]
 
 
 async def run_interrupted(
-    story: Callable[[PersistentClient], Awaitable[None]], strikes: dict[int, str], struck: int = 0
+    scenario: Callable[[PersistentClient], Awaitable[None]], strikes: dict[int, str], struck: int = 0
 ) -> tuple[list[str], list[Any], list[str]]:
     """The answers, the final rows of each scope, and the store calls of the interrupted one."""
     clock = FakeClock()
-    scopes = [await furnished("r1", clock, nodes=[node("n1"), node("n2", zone="b")])]
-    if story is grant_round_trip:
-        scopes.append(await furnished("global", clock, nodes=[], judge=scopes[0].judged.judge))
+    scopes = [await populated_scope("r1", clock, nodes=[node("n1"), node("n2", zone="b")])]
+    if scenario is grant_round_trip:
+        scopes.append(await populated_scope("global", clock, nodes=[], judge=scopes[0].judged.judge))
         await scopes[1].must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
     store = scopes[struck].store
     store.calls, store.kinds, store.strikes = 0, [], strikes
     client = PersistentClient(*scopes)
-    await story(client)
+    await scenario(client)
     ends = [comparable(await scope.dump()) for scope in scopes]
     for scope in scopes:
         await scope.close()
@@ -251,25 +251,25 @@ def comparable(rows: dict[str, bytes]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("story", "struck"), [*((s, 0) for s in STORIES), (grant_round_trip, 1)])
+@pytest.mark.parametrize(("scenario", "struck"), [*((s, 0) for s in SCENARIOS), (grant_round_trip, 1)])
 def test_scenario_interrupted_at_any_store_call_ends_the_same(
-    story: Callable[[PersistentClient], Awaitable[None]], struck: int
+    scenario: Callable[[PersistentClient], Awaitable[None]], struck: int
 ) -> None:
     """F01 F15 F19 F20: at every store call in turn."""
-    expected, ends, kinds = run(run_interrupted(story, {}, struck))
+    expected, ends, kinds = run(run_interrupted(scenario, {}, struck))
     for call, kind in enumerate(kinds, 1):
         for word in STRIKES[kind]:
-            answers, rows, _ = run(run_interrupted(story, {call: word}, struck))
+            answers, rows, _ = run(run_interrupted(scenario, {call: word}, struck))
             assert answers == expected, f"{kind} {call} {word}"
             assert rows == ends, f"{kind} {call} {word}"
 
 
-@pytest.mark.parametrize("story", [preempt, restore, delete_workload])
-def test_scenario_interrupted_twice_ends_the_same(story: Callable[[PersistentClient], Awaitable[None]]) -> None:
+@pytest.mark.parametrize("scenario", [preempt, restore, delete_workload])
+def test_scenario_interrupted_twice_ends_the_same(scenario: Callable[[PersistentClient], Awaitable[None]]) -> None:
     """F20: the second fault strikes the recovery from the first."""
-    expected, ends, kinds = run(run_interrupted(story, {}))
+    expected, ends, kinds = run(run_interrupted(scenario, {}))
     for call, kind in enumerate(kinds, 1):
         for next_one in (1, 2, 4):
             strikes = {call: "after" if kind == "commit" else "before", call + next_one: "before"}
-            answers, rows, _ = run(run_interrupted(story, strikes))
+            answers, rows, _ = run(run_interrupted(scenario, strikes))
             assert (answers, rows) == (expected, ends), strikes

@@ -11,23 +11,10 @@ from collections import Counter
 from typing import NamedTuple
 
 from remit.law import lifecycle
-from remit.model.claims import (
-    Accepted,
-    Actor,
-    AnyClaim,
-    Apply,
-    Bind,
-    Code,
-    Forget,
-    Move,
-    Operation,
-    Refused,
-    Reserve,
-    Role,
-    Spawn,
-)
+from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Bind, Code, Forget, Move, Operation, Refused, Reserve, Spawn
 from remit.model.records import Phase
-from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
+from remit.model.roles import Role
+from tests.properties.authority_world import OPERATOR, USER, Scope, node, populated_scope, run, tenant, workload
 
 RUNS = ("bound", "starting", "running", "ready", "serving")
 ON_NODE = (*RUNS, "draining", "stopping")
@@ -102,7 +89,7 @@ def actor_of(scope: Scope, role: Role) -> Actor:
 
 async def stage(count: int) -> tuple[Scope, list[str]]:
     """A scope with this many pending replicas of one service, and capacity for all of them."""
-    scope = await furnished(nodes=[node("n1", "4000")], checked=False)
+    scope = await populated_scope(nodes=[node("n1", "4000")], checked=False)
     await scope.must(OPERATOR, Apply(tenant("t1", "4000")))
     await scope.must(USER, Apply(workload("w", "1m", count)))
     await scope.must(scope.actors["workloads"], Spawn("t1", "w", 1, 0, count))
@@ -244,8 +231,8 @@ async def _placing() -> None:
 
 def test_lifecycle_table_equals_independent_copy() -> None:
     """Written twice on purpose: a change of one must be repeated in the other."""
-    told = {(row.name, row.source, row.role) for row in lifecycle.TRANSITIONS if row.name not in PLACED}
-    assert told == {(name, Phase(source), Role(edge.role)) for name, edge in EDGES.items() for source in edge.sources}
+    transitions = {(row.name, row.source, row.role) for row in lifecycle.TRANSITIONS if row.name not in PLACED}
+    assert transitions == {(name, Phase(source), Role(edge.role)) for name, edge in EDGES.items() for source in edge.sources}
     for row in lifecycle.TRANSITIONS:
         if row.name in TARGETS and row.name != "resume":
             assert row.target == TARGETS[row.name]

@@ -52,7 +52,6 @@ from remit.model.claims import (
     Report,
     Reserve,
     ReturnCapacity,
-    Role,
     Rollback,
     SetCondition,
     Spawn,
@@ -80,8 +79,9 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition, Deadline, Metadata, RecordMetadata
-from remit.model.objects import AnyObject, key
+from remit.model.objects import key
 from remit.model.records import (
     DecisionSpec,
     EventSpec,
@@ -105,6 +105,7 @@ from remit.model.records import (
     SummarySpec,
 )
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from tests.properties.merge_model import (
     BOOT,
     INCARNATION,
@@ -239,7 +240,7 @@ class CounterExample(NamedTuple):
     """Every resolution of the merge violates one of `breaks`; each of these is violated by some resolution."""
 
     claim: type[Claim]
-    story: str
+    description: str
     breaks: tuple[str, ...]
     origin: Callable[[], Rows]
     one: Callable[[Branch], None]
@@ -387,8 +388,8 @@ def acquire(name: str) -> Callable[[Branch], None]:
     return acquires
 
 
-def apply(thing: AnyObject, by: Role = Role.OPERATOR) -> Callable[[Branch], None]:
-    return lambda branch: branch.does(by, Apply(thing))
+def apply(obj: AnyObject, by: Role = Role.OPERATOR) -> Callable[[Branch], None]:
+    return lambda branch: branch.does(by, Apply(obj))
 
 
 def apply_spawn_bind(branch: Branch) -> None:
@@ -578,7 +579,8 @@ HARD: Final[tuple[CounterExample, ...]] = (
 
 
 def named(example: CounterExample) -> str:
-    return f"{example.claim.__name__}-breaks-{'-or-'.join(example.breaks)}-{example.story.replace(' ', '_').replace(',', '')}"
+    description = example.description.replace(" ", "_").replace(",", "")
+    return f"{example.claim.__name__}-breaks-{'-or-'.join(example.breaks)}-{description}"
 
 
 def play(
@@ -595,7 +597,7 @@ def play(
 def test_no_merge_of_hard_claim_keeps_invariants(example: CounterExample) -> None:
     origin, one, other = play(example)
     assert not violations(origin, origin, ())
-    assert any(isinstance(deed.claim, example.claim) for deed in (*one.deeds, *other.deeds))
+    assert any(isinstance(operation.claim, example.claim) for operation in (*one.operations, *other.operations))
     for branch in (one, other):
         assert not violations(branch.rows, origin, [branch]), "each branch must be valid by itself"
     broken: set[str] = set()
@@ -611,8 +613,11 @@ def test_merge_without_hard_claim_keeps_invariants(example: CounterExample) -> N
     """Without the claim on one branch, some merge violates nothing."""
     for without in ((example.claim, None), (None, example.claim)):
         origin, one, other = play(example, *without)
-        whole = play(example)
-        if (len(one.deeds), len(other.deeds)) == (len(whole[1].deeds), len(whole[2].deeds)):
+        with_both_claims = play(example)
+        if (len(one.operations), len(other.operations)) == (
+            len(with_both_claims[1].operations),
+            len(with_both_claims[2].operations),
+        ):
             continue
         merges = [violations(merged, origin, [one, other]) for merged in resolutions(origin, one.rows, other.rows)]
         assert {} in merges, merges
@@ -685,7 +690,7 @@ def soft_claims_of(claim: type[Claim], rows: Rows) -> st.SearchStrategy[SoftClai
             by, st.builds(lambda at, condition: SetCondition(at[0], at[1], condition, at[2]), st.sampled_from(seen), CONDITIONS)
         ),
         Adopt: lambda: st.builds(
-            lambda number, asked: (actor(Role.POLICY), Adopt(number, ABOVE[number], MINUTE, asked)),
+            lambda number, requested_ms: (actor(Role.POLICY), Adopt(number, ABOVE[number], MINUTE, requested_ms)),
             st.sampled_from(sorted(ABOVE)), st.integers(NOW - 3, NOW),
         ),
         Vacate: lambda: st.sampled_from(LEASED).map(lambda one: (one, Vacate(one.lease))),
@@ -694,8 +699,8 @@ def soft_claims_of(claim: type[Claim], rows: Rows) -> st.SearchStrategy[SoftClai
 
 
 def observable(rows: Rows) -> list[tuple[str, str, str]]:
-    things = [row for row in rows.values() if isinstance(row, Node | Workload)]
-    return sorted((type(thing).__name__, thing.metadata.name, thing.metadata.tenant) for thing in things)
+    objects = [row for row in rows.values() if isinstance(row, Node | Workload)]
+    return sorted((type(obj).__name__, obj.metadata.name, obj.metadata.tenant) for obj in objects)
 
 
 def claimable(rows: Rows) -> list[type[Claim]]:
@@ -713,7 +718,9 @@ def soft_claims(rows: Rows) -> SoftClaims:
 
 
 EVERYWHERE: Final = soft_claims(ADOPTING)
-BESIDE: Final[list[tuple[CounterExample, SoftClaims]]] = [(example, soft_claims(example.origin())) for example in HARD]
+HARD_WITH_SOFT_CLAIMS: Final[list[tuple[CounterExample, SoftClaims]]] = [
+    (example, soft_claims(example.origin())) for example in HARD
+]
 
 
 def branch_with(origin: Rows, sequence: int, claims: Iterable[SoftClaim]) -> Branch:
@@ -731,7 +738,7 @@ def test_soft_claims_merge_in_any_order(claim: type[Claim], data: st.DataObject)
     words = [[first, *data.draw(more)], [data.draw(either), *data.draw(more)], data.draw(more)]
     branches = [branch_with(ADOPTING, 1000 * n, claims) for n, claims in enumerate(words, 1)]
     a, b, c = (branch.rows for branch in branches)
-    assert branches[0].deeds[0].claim == first[1], "the first claim is accepted"
+    assert branches[0].operations[0].claim == first[1], "the first claim is accepted"
 
     merged = merge(ADOPTING, a, b)
     assert merged == merge(ADOPTING, b, a)
@@ -746,14 +753,14 @@ def test_soft_claims_merge_in_any_order(claim: type[Claim], data: st.DataObject)
 @given(data=st.data())
 def test_soft_claims_merge_with_one_branch_of_hard_claims(claim: type[Claim], data: st.DataObject) -> None:
     """Hard claims pass through one authority; concurrent soft claims anywhere do not disturb them."""
-    example, words = data.draw(st.sampled_from([beside for beside in BESIDE if claim in beside[1]]))
+    example, words = data.draw(st.sampled_from([pair for pair in HARD_WITH_SOFT_CLAIMS if claim in pair[1]]))
     side = data.draw(st.sampled_from([example.one, example.other]))
     origin = example.origin()
     hard = Branch(origin, 1000)
     side(hard)
     first = data.draw(words[claim])
     free = branch_with(origin, 2000, [first, *data.draw(st.lists(st.one_of(*words.values()), max_size=3))])
-    assert free.deeds[0].claim == first[1], "the first claim is accepted"
+    assert free.operations[0].claim == first[1], "the first claim is accepted"
     merged = merge(origin, hard.rows, free.rows)
     assert merged == merge(origin, free.rows, hard.rows)
     assert not violations(merged, origin, [hard, free])
@@ -804,7 +811,7 @@ def test_table_of_claims_has_row_for_every_ruling() -> None:
     lines = []
     for claim in (claim for claim in CLAIMS if claim is not Abandon):
         ruling = rulings()[claim]
-        why = [f"{' or '.join(e.breaks)}: {e.story}" for e in HARD if e.claim is claim] or [f"merges: {FREE[claim]}"]
+        why = [f"{' or '.join(e.breaks)}: {e.description}" for e in HARD if e.claim is claim] or [f"merges: {FREE[claim]}"]
         lines += [f"{claim.__name__:12} {ruling.coordination:8} {one}" for one in why]
     print("\n" + "\n".join(lines))
     assert len(lines) >= len(rulings())

@@ -20,7 +20,7 @@ from remit.commitment import batch
 from remit.commitment.draft import Draft
 from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Operation, RecordEvent, Refused, Spawn, Verdict
 from remit.model.records import EventSpec
-from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, tenant, workload
+from tests.properties.authority_world import OPERATOR, USER, Scope, node, populated_scope, run, tenant, workload
 from tests.properties.test_authority_machine import STEPS, AuthorityMachine, books, summed
 from tests.unit.commitment.authority_fixture import T1
 
@@ -48,17 +48,17 @@ class TwinScopes(AuthorityMachine):
     def scopes(self) -> list[Scope]:
         return [self.r, self.other]
 
-    def collected(self, deeds: list[tuple[int, int, int]]) -> list[list[Operation]]:
+    def collected(self, steps: list[tuple[int, int, int]]) -> list[list[Operation]]:
         """Requests of one batch each, made without knowledge of each other's outcome."""
         self.batch = []
-        self.run_ordinary_steps(deeds=deeds)
-        asked, self.batch = self.batch, None
-        return [asked[i : i + EACH] for i in range(0, len(asked) - len(asked) % EACH, EACH)]
+        self.run_ordinary_steps(steps=steps)
+        batch, self.batch = self.batch, None
+        return [batch[i : i + EACH] for i in range(0, len(batch) - len(batch) % EACH, EACH)]
 
-    async def furnish_both(self, sorts: set[int]) -> None:
-        await self._furnish(sorts)
+    async def set_up_both(self, sorts: set[int]) -> None:
+        await self._set_up(sorts)
         first = self.r
-        await self._furnish(sorts)
+        await self._set_up(sorts)
         self.other, self.r = self.r, first
         assert self.r.row("head") == self.other.row("head")
 
@@ -83,10 +83,10 @@ def test_pipelined_batches_equal_sequential_ones(
     sorts: set[int], rounds: list[list[tuple[int, int, int]]], data: st.DataObject
 ) -> None:
     twins = TwinScopes()
-    twins.do(twins.furnish_both(sorts))
+    twins.do(twins.set_up_both(sorts))
     try:
-        for deeds in rounds:
-            asks = twins.collected(deeds)
+        for steps in rounds:
+            asks = twins.collected(steps)
             if data.draw(st.booleans()) and asks:
                 again = data.draw(st.sampled_from([op for ask in asks for op in ask]))
                 made = Operation(twins.do(twins.r.operation(USER, Abandon(again.id))).id, USER, Abandon(again.id))
@@ -113,7 +113,7 @@ def pipelined_test(test: Any) -> Any:
             return follow(draft, moment)
 
         async def run_test() -> None:
-            scope = await furnished(nodes=[node("n1", "4"), node("n2", "4", "b")])
+            scope = await populated_scope(nodes=[node("n1", "4"), node("n2", "4", "b")])
             followed.clear()
             try:
                 await test(scope, followed, *arguments, **more)
@@ -286,8 +286,8 @@ async def test_request_cancelled_in_queue_is_not_applied(scope: Scope, followed:
 def test_old_notes_are_pruned_in_pipelined_batches() -> None:
     @pipelined_test
     async def run_test(scope: Scope, followed: list[Draft]) -> None:
-        said = EventSpec(regarding="node/n1")
-        operations = [await scope.operation(USER, RecordEvent(f"e{i:02d}", said)) for i in range(12)]
+        spec = EventSpec(regarding="node/n1")
+        operations = [await scope.operation(USER, RecordEvent(f"e{i:02d}", spec)) for i in range(12)]
         await at_once(scope, [operations[i : i + EACH] for i in range(0, 12, EACH)])
         kept = [key.removeprefix("event/") for key in scope.checker.rows if key.startswith("event/")]
         assert sorted(kept) == ["e08", "e09", "e10", "e11"] == sorted(n.removeprefix("event/") for n in scope.books.notes)

@@ -16,7 +16,7 @@ from remit.commitment.rulings import placement
 from remit.model.claims import Apply, Bind, Code, Delete, Evidence, Mark, Refused
 from remit.model.kinds import NodeHealth, Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.metadata import Metadata
-from tests.properties.authority_world import OPERATOR, Scope, node, story
+from tests.properties.authority_world import OPERATOR, Scope, node, scope_test
 from tests.properties.books_check import stale
 from tests.properties.test_authority_machine import APART, STEPS, books, summed
 from tests.properties.test_pipelined_batches import SORTS, TwinScopes, one_by_one, plain
@@ -30,10 +30,10 @@ FITS_PLAINLY = placement.fits_plainly
 @given(sorts=SORTS, rounds=st.lists(STEPS, min_size=1, max_size=3))
 def test_fast_bind_equals_bind_by_rules(sorts: set[int], rounds: list[list[tuple[int, int, int]]]) -> None:
     twins = TwinScopes()
-    twins.do(twins.furnish_both(sorts | {0, 11}))
+    twins.do(twins.set_up_both(sorts | {0, 11}))
     try:
-        for deeds in rounds:
-            asks = twins.collected(deeds)
+        for steps in rounds:
+            asks = twins.collected(steps)
             found = twins.do(one_by_one(twins.r, asks))
             with mock.patch.object(placement, "fits_plainly", lambda *_: False):
                 expected = twins.do(one_by_one(twins.other, asks))
@@ -55,7 +55,7 @@ def recording_fast_binds() -> tuple[list[bool], Any]:
     return taken, mock.patch.object(placement, "fits_plainly", record)
 
 
-@story
+@scope_test
 async def test_plain_bind_takes_fast_path_from_first_one(scope: Scope) -> None:
     """Fenced jobs too, since no node is awaited."""
     taken, recording = recording_fast_binds()
@@ -66,7 +66,7 @@ async def test_plain_bind_takes_fast_path_from_first_one(scope: Scope) -> None:
     assert taken == [True] * 4
 
 
-@story
+@scope_test
 async def test_fenced_replica_is_not_bound_while_node_is_awaited(scope: Scope) -> None:
     """It may run there. Replicas that may run twice are bound meanwhile."""
     keys = [*await spawn_replicas(scope, "w", 2), *await spawn_replicas(scope, "job", 2, type_="job")]
@@ -84,7 +84,7 @@ async def test_fenced_replica_is_not_bound_while_node_is_awaited(scope: Scope) -
     assert taken == [True, False, True]
 
 
-@story
+@scope_test
 async def test_replica_of_deleted_workload_is_not_bound(scope: Scope) -> None:
     keys = await spawn_replicas(scope, "w", 2)
     await bind(scope, keys[0])
@@ -95,7 +95,7 @@ async def test_replica_of_deleted_workload_is_not_bound(scope: Scope) -> None:
     assert taken == [False]
 
 
-@story
+@scope_test
 async def test_invalid_bind_is_refused_by_rules(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(node("n3", "1")))
     await scope.must(scope.actors["node-lifecycle"], Mark("n3", scope.at("node/n3"), NodeHealth.READY))
@@ -132,7 +132,7 @@ async def more_nodes(scope: Scope, *names: str) -> None:
         await scope.must(scope.actors["node-lifecycle"], Mark(name, scope.at(f"node/{name}"), NodeHealth.READY))
 
 
-@story
+@scope_test
 async def test_replica_is_not_bound_twice_in_one_batch(scope: Scope) -> None:
     """F02"""
     await more_nodes(scope, "n3")
@@ -143,7 +143,7 @@ async def test_replica_is_not_bound_twice_in_one_batch(scope: Scope) -> None:
     assert [v.code if isinstance(v, Refused) else None for v in verdicts] == [None, Code.REVISION]
 
 
-@story
+@scope_test
 async def test_suspect_node_refuses_bind_despite_equal_ready_node(scope: Scope) -> None:
     await more_nodes(scope, "n3")
     first, second = await spawn_replicas(scope, "w", 2)
@@ -152,7 +152,7 @@ async def test_suspect_node_refuses_bind_despite_equal_ready_node(scope: Scope) 
     assert await scope.refused(scope.actors["scheduler"], Bind(second, scope.at(second), "n3", T1)) is Code.NODE_UNREADY
 
 
-@story
+@scope_test
 async def test_anti_affinity_of_bound_replica_excludes_others(scope: Scope) -> None:
     await more_nodes(scope, "n3")
     shy = await spawn_replicas(scope, "shy", 3, labels={"app": "apart"})
@@ -163,7 +163,7 @@ async def test_anti_affinity_of_bound_replica_excludes_others(scope: Scope) -> N
     await bind(scope, shy[1], "n3")
 
 
-@story
+@scope_test
 async def test_bind_records_policy_revision(scope: Scope) -> None:
     rule = PolicyRule(allow=PolicyAllow(zones=("a",)))
     await scope.must(OPERATOR, Apply(Policy(metadata=Metadata(name="p"), spec=PolicySpec(rules=(rule,)))))

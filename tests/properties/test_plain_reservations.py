@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from remit.commitment.rulings import placement
 from remit.model.claims import Apply, Bind, Code, Reserve
 from remit.model.kinds import Placement, Taint
-from tests.properties.authority_world import OPERATOR, Scope, furnished, node, run, tenant
+from tests.properties.authority_world import OPERATOR, Scope, node, populated_scope, run, tenant
 from tests.properties.books_check import stale
 from tests.properties.test_authority_machine import books, summed
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas, transition_claim
@@ -27,13 +27,13 @@ WITHOUT_FAST_PATH: dict[str, Any] = {"fits_plainly": lambda *_: False}
 COUNTS = ("population", "reserved", "active", "preemptors")
 HERE = Placement(zones=("a",))
 
-DEEDS = ("reserve", "reserve", "stop", "stopped", "stopped", "bind", "bind", "unreserve", "shrink", "quota")
-STEPS = st.lists(st.tuples(st.sampled_from(DEEDS), *[st.integers(0, 11)] * 3), min_size=1, max_size=4)
+STEP_NAMES = ("reserve", "reserve", "stop", "stopped", "stopped", "bind", "bind", "unreserve", "shrink", "quota")
+STEPS = st.lists(st.tuples(st.sampled_from(STEP_NAMES), *[st.integers(0, 11)] * 3), min_size=1, max_size=4)
 
 
 async def full_scope(cpu: str) -> Scope:
     """Two nodes full of weak replicas, and strong ones waiting; some of them fit only one zone, or are large."""
-    scope = await furnished(nodes=[node("n1", "4"), node("n2", "4", "b")])
+    scope = await populated_scope(nodes=[node("n1", "4"), node("n2", "4", "b")])
     weak = await spawn_replicas(scope, "weak", 8)
     for i, key in enumerate(weak):
         await bind(scope, key, NODES[i % 2])
@@ -50,10 +50,10 @@ def some(scope: Scope, phase: str, among: list[str], at: int) -> str:
 
 def claim_of(scope: Scope, step: tuple[str, int, int, int]) -> tuple[Any, Any]:
     """A claim on the present rows: mostly valid, sometimes not."""
-    deed, a, b, c = step
+    step_name, a, b, c = step
     strong = [f"replica/t1/strong-{i}" for i in range(4)] + ["replica/t1/here-0", "replica/t1/here-1"]
     weak = [f"replica/t1/weak-{i}" for i in range(8)]
-    match deed:
+    match step_name:
         case "reserve":
             key = some(scope, "pending", strong, a)
             on = [one for i, one in enumerate(weak) if i % 2 == b % 2 and scope.phase(one) == "bound"] or weak
@@ -64,21 +64,23 @@ def claim_of(scope: Scope, step: tuple[str, int, int, int]) -> tuple[Any, Any]:
             on_ = scope.row(key).get("status", {}).get("node")
             return scope.actors["scheduler"], Bind(key, scope.at(key), on_ if on_ and c else NODES[b % 2], T1)
         case "unreserve":
-            return transition_claim(scope, some(scope, "reserved", strong, a), deed)
+            return transition_claim(scope, some(scope, "reserved", strong, a), step_name)
         case "shrink":
             return OPERATOR, Apply(node(NODES[a % 2], str(2 + b % 3), "ab"[a % 2]))
         case "quota":
             return OPERATOR, Apply(tenant("t1", cpu=str(6 + b)))
         case _:
-            return transition_claim(scope, some(scope, {"stop": "draining", "stopped": "stopping"}[deed], weak, a), deed)
+            return transition_claim(
+                scope, some(scope, {"stop": "draining", "stopped": "stopping"}[step_name], weak, a), step_name
+            )
 
 
 async def compare_paths(cpu: str, batches: list[list[tuple[str, int, int, int]]]) -> None:
     quick, slow = await full_scope(cpu), await full_scope(cpu)
     try:
         for steps in batches:
-            asked = [claim_of(quick, step) for step in steps]
-            operations = [await quick.operation(*one) for one in asked]
+            claims = [claim_of(quick, step) for step in steps]
+            operations = [await quick.operation(*one) for one in claims]
             found = await quick.send(operations)
             with mock.patch.multiple(placement, **WITHOUT_FAST_PATH):
                 expected = await slow.send(operations)
@@ -137,7 +139,7 @@ async def run_in_full_scope(cpu: str, scenario: Callable[[Scope], Coroutine[Any,
 
 
 @pytest.mark.parametrize(
-    ("thing", "code"),
+    ("obj", "code"),
     [
         (node("n1", "3"), Code.NO_ROOM),
         (tenant("t1", cpu="7"), Code.OVER_QUOTA),
@@ -145,10 +147,10 @@ async def run_in_full_scope(cpu: str, scenario: Callable[[Scope], Coroutine[Any,
         (node("n1", "4", taints=(Taint(key="k", effect="NoSchedule"),)), Code.TAINT),
     ],
 )
-def test_reservation_that_no_longer_fits_is_not_bound(thing: Any, code: Code) -> None:
+def test_reservation_that_no_longer_fits_is_not_bound(obj: Any, code: Code) -> None:
     async def scenario(scope: Scope) -> None:
         key = await cleared_reservation(scope)
-        await scope.must(OPERATOR, Apply(thing))
+        await scope.must(OPERATOR, Apply(obj))
         assert await scope.refused(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1)) is code
 
     run(run_in_full_scope("2", scenario))

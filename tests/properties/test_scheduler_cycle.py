@@ -46,7 +46,7 @@ from remit.model.resources import Duration
 from remit.observation.frozen_view import recompute
 from remit.observation.node_columns import NodeFree
 from remit.proposal.proposals import Proposal
-from tests.properties.authority_world import OPERATOR, USER, furnished, node, workload
+from tests.properties.authority_world import OPERATOR, USER, node, populated_scope, workload
 from tests.properties.effort import tries
 from tests.properties.test_scheduler_view import listed
 from tests.unit.commitment.authority_fixture import transition_claim
@@ -90,7 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.loop = asyncio.new_event_loop()
-        self.scope = self.do(furnished(nodes=[node("n1", gpus=1), node("n2", zone="b"), node("n3", "2", zone="b")]))
+        self.scope = self.do(populated_scope(nodes=[node("n1", gpus=1), node("n2", zone="b"), node("n3", "2", zone="b")]))
         self.scheduler = CycleFixture(self.scope, limit=4)
         self.works: dict[tuple[str, str], Workload] = {}
         self.under_way: list[Proposal] = []
@@ -225,9 +225,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     # -- the scheduler -----------------------------------------------------------------------------------------------------
 
-    @rule(whole=st.booleans())
-    def update_view(self, whole: bool) -> None:
-        if whole:
+    @rule(complete=st.booleans())
+    def update_view(self, complete: bool) -> None:
+        if complete:
             self.do(listed(self.scheduler.view, self.scope.store.inner))
         else:
             self.do(self.scheduler.sync())

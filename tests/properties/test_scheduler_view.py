@@ -67,9 +67,9 @@ def sums_of_view(view: SchedulerView) -> dict[str, Any]:
     for name, row in columns.rows.items():
         node = columns.nodes[row]
         assert node is not None
-        whole = {device.name: 1000 for device in node.spec.devices}
-        for device in {**whole, **columns.used[row]}:
-            free[name, f"@{device}"] = whole.get(device, 0) - columns.used[row].get(device, 0)
+        capacity = {device.name: 1000 for device in node.spec.devices}
+        for device in {**capacity, **columns.used[row]}:
+            free[name, f"@{device}"] = capacity.get(device, 0) - columns.used[row].get(device, 0)
     ledgers = view.quota_ledgers.ledgers
     return {
         "free": {which: left for which, left in free.items() if left},

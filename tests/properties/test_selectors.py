@@ -22,10 +22,10 @@ def columns_of(rows: list[dict[str, str]]) -> dict[str, LabelColumn]:
 
 
 many = st.lists(draws.labels, max_size=6)
-wanted = st.lists(draws.expressions, max_size=4)
+expression_lists = st.lists(draws.expressions, max_size=4)
 
 
-@given(many, wanted)
+@given(many, expression_lists)
 @settings(max_examples=300)
 def test_column_match_equals_match_per_row(rows: list[dict[str, str]], requested: list[NodeExpression]) -> None:
     found = match_columns(requested, columns_of(rows), len(rows))

@@ -16,10 +16,11 @@ from ruamel.yaml.error import YAMLError
 from remit.commitment.rulings.registry import DETAIL_CHARS_MAX
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.json_schema import schema
 from remit.model.manifests.reader import read
 from remit.model.manifests.validation import to_manifest, validate
-from tests.properties.authority_world import OPERATOR, furnished, run
+from tests.properties.authority_world import OPERATOR, populated_scope, run
 from tests.properties.effort import tries
 from tests.properties.manifest_strategies import manifests
 
@@ -36,7 +37,7 @@ NO_OBJECT = {
 """Faults between documents, or in parts that objects do not keep: defaults, stamps, kind, units."""
 
 
-def decoded(document: Any) -> objects.AnyObject | None:
+def decoded(document: Any) -> AnyObject | None:
     """As sent by a client without the reader; None if the decoder refuses it."""
     try:
         return objects.decode(json.dumps(document).encode())
@@ -58,9 +59,9 @@ def bad_documents() -> dict[str, Any]:
             documents = list(YAML(typ="safe", pure=True).load_all(path.read_bytes().decode()))
         except (YAMLError, UnicodeDecodeError, ValueError, RecursionError):
             continue
-        things = [decoded(document) for document in documents]
+        decoded_objects = [decoded(document) for document in documents]
         faults = [
-            document for document, thing in zip(documents, things, strict=True) if thing is not None and problems(document)
+            document for document, obj in zip(documents, decoded_objects, strict=True) if obj is not None and problems(document)
         ]
         if faults:
             found[path.name] = faults[0]
@@ -78,14 +79,14 @@ def test_many_bad_manifests_reach_authority() -> None:
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTS))
 def test_bad_manifest_is_refused_by_authority_with_path_and_cure(name: str) -> None:
-    thing = decoded(DOCUMENTS[name])
-    assert thing is not None
+    obj = decoded(DOCUMENTS[name])
+    assert obj is not None
 
     async def run_scenario() -> None:
-        scope = await furnished()
+        scope = await populated_scope()
         try:
             before = await scope.dump()
-            (verdict,) = await scope.ask(OPERATOR, Apply(thing))
+            (verdict,) = await scope.ask(OPERATOR, Apply(obj))
             assert isinstance(verdict, Refused) and verdict.code is (Code.RESERVED if "reserved" in name else Code.INVALID)
             reported, expected = verdict.detail.split(" | "), sorted(problems(DOCUMENTS[name]))
             if len(verdict.detail) > DETAIL_CHARS_MAX:  # details are limited: the last problem is cut, and some are omitted
@@ -103,29 +104,29 @@ def test_bad_manifest_is_refused_by_authority_with_path_and_cure(name: str) -> N
 @tries(150, 400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(manifests((*objects.DECLARED, "Policy", "Workload", "Workload", "Workload")))
 def test_reader_and_authority_agree_on_decodable_documents(document: dict[str, Any]) -> None:
-    thing = decoded(document)
-    assume(thing is not None)
-    assert thing is not None
-    refused = validate(thing)
+    obj = decoded(document)
+    assume(obj is not None)
+    assert obj is not None
+    refused = validate(obj)
     event(f"{document['kind']} {'refused' if refused else 'accepted'}")
-    manifest = to_manifest(thing)
+    manifest = to_manifest(obj)
     if not refused:
         again = read(json.dumps(manifest).encode(), "f.json")
         assert again.problems == ()
-        assert again.objects == (thing,)
+        assert again.objects == (obj,)
         jsonschema.Draft202012Validator(schema(document["kind"])).validate(manifest)
     elif manifest == document:
         assert sorted(problems(document)) == sorted(problem.description for problem in refused)
-    assert validate(thing) == refused, "repeatable"
+    assert validate(obj) == refused, "repeatable"
 
 
 @tries(100, 200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(manifests((*objects.DECLARED, "Policy", "Workload", "Workload", "Workload")))
 def test_object_refused_by_reader_is_refused_by_authority(document: dict[str, Any]) -> None:
     """Except for written-out defaults, which objects do not preserve."""
-    thing = decoded(document)
-    assume(thing is not None)
-    assert thing is not None
-    if problems(document) and not validate(thing):
-        assert not problems(to_manifest(thing))
-        assert to_manifest(thing) != document
+    obj = decoded(document)
+    assume(obj is not None)
+    assert obj is not None
+    if problems(document) and not validate(obj):
+        assert not problems(to_manifest(obj))
+        assert to_manifest(obj) != document

@@ -16,11 +16,12 @@ from remit.client.endpoint import AuthorityStatus, OutcomeUnknown
 from remit.commitment.authority import Authority
 from remit.correction.controller_set import ControllerSet
 from remit.correction.framework.loop import LoopTiming
-from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Move, Operation, Role, Verdict
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Move, Operation, Verdict
 from remit.model.kinds import Node, Workload
-from remit.model.objects import AnyObject, decode
+from remit.model.kinds.registry import AnyObject
 from remit.model.records import Phase, Replica
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
 from remit.observation.reflector import Reflector
 from remit.observation.watch_cache import WatchCache
@@ -83,7 +84,7 @@ class VirtualCluster:
         self.leases: dict[str, Actor] = {}
         self.silent: set[str] = set()
         self.healths: dict[str, list[str]] = {}
-        """Health history by node."""
+        """Health hiscenario by node."""
         self.board.subscribe(self)
 
     def on_change(self, key: str, old: Any, new: Any) -> None:
@@ -98,8 +99,8 @@ class VirtualCluster:
     async def sleep(self, ms: int) -> None:
         await self.world.clock.sleep_ms(ms)
 
-    async def apply(self, *things: AnyObject) -> None:
-        for verdict in await self.client.submit_many([Apply(thing) for thing in things]):
+    async def apply(self, *objects: AnyObject) -> None:
+        for verdict in await self.client.submit_many([Apply(obj) for obj in objects]):
             assert isinstance(verdict, Accepted), verdict
 
     async def ask(self, *claims: AnyClaim) -> None:
@@ -202,27 +203,23 @@ class VirtualCluster:
         return found
 
 
-def _conditions(thing: Workload | Node) -> dict[str, tuple[str, str, int]]:
+def _conditions(obj: Workload | Node) -> dict[str, tuple[str, str, int]]:
     return {
         condition.type: (condition.status, condition.reason, condition.observed_generation)
-        for condition in sorted(thing.status.conditions, key=str)
+        for condition in sorted(obj.status.conditions, key=str)
     }
 
 
-async def things(store: MemoryStore, prefix: str) -> list[Any]:
-    return [decode(row.value) for row in (await store.range(prefix, limit=1_000)).rows]
-
-
-def in_virtual_cluster(story: Callable[[VirtualCluster], Coroutine[Any, Any, None]]) -> None:
-    async def whole() -> None:
+def in_virtual_cluster(scenario: Callable[[VirtualCluster], Coroutine[Any, Any, None]]) -> None:
+    async def run_test() -> None:
         world, store = virtual_world(), MemoryStore()
         authority = await Authority.take_over(
             store, scope="r1", holder="a", clock=world.clock, ids=world.ids, timing=CADENCE.timing
         )
         async with asyncio.TaskGroup() as group:
             group.create_task(authority.run(heartbeat_ms=BEAT_MS))
-            await story(VirtualCluster(world, store, authority, group))
+            await scenario(VirtualCluster(world, store, authority, group))
             for task in tuple(group._tasks):
                 task.cancel()
 
-    run_virtually(whole())
+    run_virtually(run_test())

@@ -23,9 +23,10 @@ from remit.agent.runtime import AgentRuntime
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.lease_holder import LeaseHold
 from remit.law.timing import Timing
-from remit.model.claims import Accepted, Acquire, Actor, Apply, Evidence, Refused, Role, Verdict
+from remit.model.claims import Accepted, Acquire, Actor, Apply, Evidence, Refused, Verdict
 from remit.model.kinds import Node
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState, RunState
 from remit.world.interfaces import LinkError
 

@@ -22,8 +22,8 @@ from remit.agent.reconciler import NodeReconciler
 from remit.agent.run_spec import NodeSettings
 from remit.client.lease_holder import LeaseHold
 from remit.law.timing import Timing
-from remit.model.claims import Role
 from remit.model.kinds import Node
+from remit.model.roles import Role
 from remit.world.interfaces import DiskError, FileMissing, World
 
 ALL_KEYS: Final = ""

@@ -34,9 +34,10 @@ from remit.bench.load.http_load import (
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.client.rpc import EndpointCall
 from remit.law.timing import Timing
-from remit.model.claims import Accepted, Acquire, Actor, Role
+from remit.model.claims import Accepted, Acquire, Actor
 from remit.model.objects import enc_hook
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
 
 WATCHERS: Final = 500

@@ -24,20 +24,7 @@ import msgspec
 from remit.assembly import embedded_authority, tune_interpreter
 from remit.bench.report import BenchAim, BenchReport, print_progress
 from remit.commitment.authority import Authority
-from remit.model.claims import (
-    Acquire,
-    Actor,
-    Apply,
-    Bind,
-    Evidence,
-    Mark,
-    Operation,
-    Refused,
-    Role,
-    Spawn,
-    Verdict,
-    operation_id,
-)
+from remit.model.claims import Acquire, Actor, Apply, Bind, Evidence, Mark, Operation, Refused, Spawn, Verdict, operation_id
 from remit.model.kinds import (
     Device,
     DeviceRequest,
@@ -56,9 +43,10 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata
-from remit.model.objects import AnyObject
 from remit.model.resources import WHOLE_DEVICE, Amount, Duration
+from remit.model.roles import Role
 from remit.store.protocol import HEAD, Commit, Committed, Conflict, Guard
 from remit.store.sqlite.store import SqliteStore
 from remit.world.clock import BootClock

@@ -28,12 +28,13 @@ from remit.client.api import Api
 from remit.client.http_link import ScopeConnection
 from remit.client.rpc import EndpointCall
 from remit.law.timing import Timing
-from remit.model.claims import Accepted, Acquire, Actor, Role
+from remit.model.claims import Accepted, Acquire, Actor
 from remit.model.identity import expiry_after, token_digest
 from remit.model.kinds import Tenant, TenantSpec, Token, TokenRole, TokenSpec
 from remit.model.metadata import Metadata
 from remit.model.objects import enc_hook
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
 from remit.world.randomness import RandomIds
 

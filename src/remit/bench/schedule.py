@@ -30,7 +30,7 @@ from remit.client.authority_client import AuthorityClient
 from remit.client.endpoint import InProcessEndpoint
 from remit.commitment.authority import Authority
 from remit.law.refusals import REFUSALS
-from remit.model.claims import Acquire, Actor, Apply, Code, Mark, Move, Operation, Role, Spawn, operation_id
+from remit.model.claims import Acquire, Actor, Apply, Code, Mark, Move, Operation, Spawn, operation_id
 from remit.model.kinds import (
     Affinity,
     Node,
@@ -49,6 +49,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.observation.replica_table import PENDING, PHASE_NUMBERS
 from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.placement.preemption_candidates import VictimRateLimit

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from remit.model.kinds import Node, NodeHealth, NodeSpec, NodeStatus, Template, Tenant, TenantSpec, Workload, WorkloadSpec
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata, RecordMetadata
-from remit.model.objects import AnyObject, encode, key
+from remit.model.objects import encode, key
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
 from remit.model.resources import Amount
 from remit.observation.scheduler_view import SchedulerView

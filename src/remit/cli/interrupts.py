@@ -20,7 +20,7 @@ class persistent_interrupts:  # noqa: N801  (used like a function; contextlib wo
     """
 
     def __enter__(self) -> None:
-        self._heard = False
+        self._interrupted = False
         self._ours = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
         if self._ours:
             self._before = _signal.getsignal(_signal.SIGALRM)
@@ -28,7 +28,7 @@ class persistent_interrupts:  # noqa: N801  (used like a function; contextlib wo
             _signal.signal(_signal.SIGINT, self._interrupt)
 
     def _interrupt(self, number: int, frame: object) -> None:
-        self._heard = True
+        self._interrupted = True
         _signal.setitimer(_signal.ITIMER_REAL, AGAIN_S)
         raise KeyboardInterrupt
 
@@ -37,5 +37,5 @@ class persistent_interrupts:  # noqa: N801  (used like a function; contextlib wo
             _signal.setitimer(_signal.ITIMER_REAL, 0)
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
             _signal.signal(_signal.SIGALRM, self._before)
-        if self._heard and kind is None:
+        if self._interrupted and kind is None:
             raise KeyboardInterrupt

@@ -135,12 +135,12 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        told = {name: lazy.summary for name, lazy in COMMANDS.items() if lazy.summary}
+        summaries = {name: lazy.summary for name, lazy in COMMANDS.items() if lazy.summary}
         named = {name for names in SECTIONS.values() for name in names}
-        rest = tuple(name for name in told if name not in named)
-        width = max(map(len, told))
+        rest = tuple(name for name in summaries if name not in named)
+        width = max(map(len, summaries))
         for title, names in {**SECTIONS, "Other": rest}.items():
-            rows = [(f"{name:<{width}}", told[name]) for name in names if name in told]
+            rows = [(f"{name:<{width}}", summaries[name]) for name in names if name in summaries]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)

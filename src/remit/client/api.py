@@ -40,9 +40,10 @@ from remit.client.watch import (
 )
 from remit.model.claims import Operation, OperationID, Verdict
 from remit.model.kinds import Workload
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Object
-from remit.model.objects import TENANTED, AnyObject, collection_path, encode, object_path
+from remit.model.objects import TENANTED, collection_path, encode, object_path
 from remit.model.records import Replica
 from remit.model.wire.api_types import (
     PATCH_TYPE,

@@ -22,7 +22,8 @@ from remit.client.http_transport import HttpResponse, HttpTransport, StreamedRes
 from remit.client.retry import RetryPolicy
 from remit.client.retry_loop import AttemptFailure, CallProgress, RetryLoop, ServerRotation
 from remit.model.claims import Code, OperationID, Verdict, operation_id
-from remit.model.objects import AnyObject, dec_hook
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import dec_hook
 from remit.model.wire.api_types import (
     OPERATION_HEADER,
     ApplyAnswer,

@@ -17,8 +17,8 @@ from remit.client.blocking_calls import BlockingCalls
 from remit.client.watch import SILENCE_MS, ListResult, WatchUpdate
 from remit.model.claims import Operation, OperationID, Verdict
 from remit.model.kinds import Workload
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Object
-from remit.model.objects import AnyObject
 from remit.model.records import Replica
 from remit.model.wire.api_types import (
     ApplyAnswer,

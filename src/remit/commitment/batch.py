@@ -39,14 +39,15 @@ from remit.model.claims import (
     Operation,
     Refused,
     Reserve,
-    Role,
     Verdict,
     parse_operation_id,
 )
 from remit.model.kinds import NodeHealth, Workload, WorkloadStatus
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.validation import is_known_valid_spec
-from remit.model.objects import AnyObject, cache_decoded, decode_cached, encode, key, key_of
+from remit.model.objects import cache_decoded, decode_cached, encode, key, key_of
 from remit.model.records import Generation, Replica
+from remit.model.roles import Role
 from remit.store import chain
 from remit.store.protocol import Head, Invalid
 

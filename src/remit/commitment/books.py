@@ -24,7 +24,8 @@ from remit.law.charges import LimitUsage
 from remit.law.ledgers import GrantLedger, NodeLedger
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.timing import Timing
-from remit.model.objects import AnyObject, dec_hook, key_of
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import dec_hook, key_of
 from remit.model.records import Peer, PeerConfirmation, PolicyRevision, Replica
 
 decode_replica = msgspec.json.Decoder(Replica, dec_hook=dec_hook).decode

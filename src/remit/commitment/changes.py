@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from remit.law.charges import LimitUsage
 from remit.law.ledgers import GrantLedger, NodeLedger
-from remit.model.objects import AnyObject
+from remit.model.kinds.registry import AnyObject
 from remit.model.records import PolicyRevision, Replica
 
 GenerationKey = tuple[str, str, int]

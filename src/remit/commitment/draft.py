@@ -20,7 +20,8 @@ from remit.law.charges import post_charge_difference
 from remit.law.ledgers import deadline_ms
 from remit.model.claims import Refused
 from remit.model.kinds import Node, Tenant, Workload
-from remit.model.objects import AnyObject, key
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import key
 from remit.model.records import Generation, Grant, PolicyRevision, Replica
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from remit.commitment.authority import Authority
 from remit.commitment.decide import decide
 from remit.model.claims import Actor, AnyClaim, Apply, Code, Delete, Evidence, Operation, OperationID, Refused
-from remit.model.objects import AnyObject, key, key_of
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import key, key_of
 
 
 class DryRunResult(NamedTuple):

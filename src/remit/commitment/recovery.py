@@ -33,9 +33,9 @@ from remit.commitment.rulings.peer_scopes import PEER_PREFIX, peer_record, put_p
 from remit.law.ledgers import SCOPE_PREFIX
 from remit.law.lifecycle import find_transition
 from remit.model.kinds import NodeHealth
-from remit.model.kinds.registry import DEFINITIONS
+from remit.model.kinds.registry import DEFINITIONS, AnyObject
 from remit.model.metadata import RecordMetadata
-from remit.model.objects import AnyObject, decode
+from remit.model.objects import decode
 from remit.model.records import (
     Grant,
     GrantPhase,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from remit.demo.race import Kill, Race
     from remit.demo.verify import Finding, RefusalSummary, VerificationReport
     from remit.model.kinds import Node, Workload
-    from remit.model.objects import AnyObject
+    from remit.model.kinds.registry import AnyObject
 
 T = TypeVar("T")
 

@@ -26,8 +26,9 @@ from remit.client.api import Api, ApiError, NotYet, Unanswered
 from remit.demo.authority_process import DemoFailed
 from remit.demo.demo_processes import DemoCluster
 from remit.model.kinds import Node, NodeHealth, Workload
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.reader import read
-from remit.model.objects import AnyObject, dec_hook
+from remit.model.objects import dec_hook
 from remit.model.records import Replica
 from remit.model.wire.api_types import EndpointItem
 from remit.proposal.explain.result_types import WorkloadExplanation

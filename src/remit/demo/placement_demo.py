@@ -19,7 +19,7 @@ from remit.client.endpoint import InProcessEndpoint
 from remit.client.lease_holder import LeaseHold, acquire
 from remit.commitment.authority import Authority
 from remit.law.refusals import REFUSALS
-from remit.model.claims import Actor, AnyClaim, Apply, Code, Mark, Refused, Role, Spawn
+from remit.model.claims import Actor, AnyClaim, Apply, Code, Mark, Refused, Spawn
 from remit.model.kinds import (
     Affinity,
     Device,
@@ -38,10 +38,11 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata
-from remit.model.objects import AnyObject
 from remit.model.records import Phase
 from remit.model.resources import WHOLE_DEVICE, Amount, Duration
+from remit.model.roles import Role
 from remit.observation.replica_table import PHASE_NUMBERS
 from remit.proposal.scheduler import Scheduler
 from remit.world.interfaces import World

@@ -34,13 +34,14 @@ from remit.model.claims import (
     Operation,
     OperationID,
     Refused,
-    Role,
     Spawn,
     Verdict,
 )
 from remit.model.kinds import Node, NodeHealth, Workload
-from remit.model.objects import DECLARED, AnyObject, key_of
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import DECLARED, key_of
 from remit.model.resources import WHOLE_DEVICE, Duration
+from remit.model.roles import Role
 from remit.world.interfaces import Randomness, World
 
 CLAIMS_EACH: Final = 4

@@ -24,10 +24,11 @@ from remit.correction.framework.work_queue import UNDONE_MAX
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.timing import DRIFT_MAX_PERCENT, Timing, lost_after_ms
 from remit.law.workload_rules import STAGE_REASONS
-from remit.model.claims import RecordEvent, Role, SetCondition
+from remit.model.claims import RecordEvent, SetCondition
 from remit.model.kinds import NodeHealth, NodeSpec, Template, WorkloadSpec
 from remit.model.objects import DECLARED
 from remit.model.resources import Amount
+from remit.model.roles import Role
 from remit.observation.health import MASS_NODES_MORE_THAN, MASS_PERCENT
 from remit.serve.metrics.collectors import TENANTS_MAX
 from remit.serve.metrics.exposition import METRICS

@@ -37,10 +37,11 @@ from remit.law.lifecycle import (
     Transition,
 )
 from remit.law.refusals import REFUSALS
-from remit.model.claims import CLAIMS, Abandon, Claim, Role
+from remit.model.claims import CLAIMS, Abandon, Claim
 from remit.model.kinds import NodeHealth
 from remit.model.objects import DECLARED, KINDS
 from remit.model.records import Phase
+from remit.model.roles import Role
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, STATELESS_SCORES, OverrideFilter
 from remit.proposal.placement.plugins import BUILTIN_FILTERS
 from remit.simulate import scenarios as scenario

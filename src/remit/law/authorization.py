@@ -14,22 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from remit.model.claims import (
-    Abandon,
-    Acquire,
-    Actor,
-    AnyClaim,
-    Apply,
-    Claim,
-    Move,
-    Operation,
-    Role,
-    SetCondition,
-    Vacate,
-)
+from remit.model.claims import Abandon, Acquire, Actor, AnyClaim, Apply, Claim, Move, Operation, SetCondition, Vacate
 from remit.model.identity import Principal
 from remit.model.kinds.registry import BY_KIND
 from remit.model.records import Phase, Replica
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import NodeHeartbeat, SecretMaterialRequest
 
 ROLES: Final[dict[str, frozenset[Role]]] = {

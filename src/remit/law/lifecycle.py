@@ -29,9 +29,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from remit.model.claims import Role
 from remit.model.kinds import NodeHealth
 from remit.model.records import Phase
+from remit.model.roles import Role
 
 P = Phase
 

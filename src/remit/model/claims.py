@@ -17,11 +17,12 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from remit.model.kinds import NodeHealth, PolicySpec
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition, Natural
-from remit.model.objects import AnyObject, dec_hook, enc_hook
+from remit.model.objects import dec_hook, enc_hook
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, SummarySpec
 from remit.model.resources import Amount, Duration
-from remit.model.roles import Role as Role
+from remit.model.roles import Role
 
 OperationID = NewType("OperationID", str)
 

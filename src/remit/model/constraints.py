@@ -250,8 +250,8 @@ class DeviceShare(FieldConstraint):
             yield ConstraintViolation(node.position, path, "a share must be greater than 0", "write 1m to 999m")
 
     def schema(self) -> dict[str, Any]:
-        whole = r"^\+?0*[1-9][0-9]*(\.[0-9]*)?(k|[KMGTPE]i|[MGTPE])?$"
-        return {"not": {"pattern": whole}, "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+        at_least_one = r"^\+?0*[1-9][0-9]*(\.[0-9]*)?(k|[KMGTPE]i|[MGTPE])?$"
+        return {"not": {"pattern": at_least_one}, "exclusiveMinimum": 0, "exclusiveMaximum": 1}
 
 
 _CRON_RANGES = ((0, 59), (0, 23), (1, 31), (1, 12), (0, 7))

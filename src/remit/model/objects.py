@@ -14,8 +14,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from remit.model.kinds.registry import DEFINITIONS
-from remit.model.kinds.registry import AnyObject as AnyObject
+from remit.model.kinds.registry import DEFINITIONS, AnyObject
 from remit.model.metadata import Object
 from remit.model.resources import Amount, Duration, format_duration
 

@@ -20,8 +20,9 @@ from remit.law.fit import PeerIndex, Requirements, free_devices
 from remit.law.ledgers import DEVICE_PREFIX, ledgers_of, parent_charges
 from remit.law.selectors import domain_of
 from remit.model.kinds import Node, NodeHealth, NodeStatus, Policy, Tenant
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import RecordMetadata
-from remit.model.objects import AnyObject, encode, key
+from remit.model.objects import encode, key
 from remit.model.records import Grant, PolicyRevision, PolicyRevisionSpec
 from remit.observation.column_table import NONE
 from remit.observation.postings import same_amounts

@@ -79,7 +79,7 @@ class NodeColumns:
         self._names = {name: NameInterner() for name in ("region", "zone", "pool", "taints")}
         self._labels: dict[str, tuple[Ints, NameInterner]] = {}
         self._domains: dict[str, tuple[Ints, NameInterner]] = {}
-        self._whole: dict[DeviceModel, Ints] = {}
+        self._whole_devices: dict[DeviceModel, Ints] = {}
         self._room: dict[DeviceModel, Ints] = {}
         self._attributes: dict[str, npt.NDArray[Any]] = {}
         self._amounts: Ints = np.zeros((0, 0), dtype=np.int64)
@@ -249,7 +249,7 @@ class NodeColumns:
                     self._amounts = self._amounts.copy()
                     self.resources = self.resources.copy()
                 case "devices":
-                    self._whole = {model: column.copy() for model, column in self._whole.items()}
+                    self._whole_devices = {model: column.copy() for model, column in self._whole_devices.items()}
                     self._room = {model: column.copy() for model, column in self._room.items()}
                     self.used = self.used.copy()
                 case _:
@@ -277,7 +277,7 @@ class NodeColumns:
         more = (0, 0), (0, rows - self._amounts.shape[1])
         self._amounts, self._capacity = np.pad(self._amounts, more), np.pad(self._capacity, more)
         self._share = np.pad(self._share, more)
-        self._whole = {model: grown(column, np.int64) for model, column in self._whole.items()}
+        self._whole_devices = {model: grown(column, np.int64) for model, column in self._whole_devices.items()}
         self._room = {model: grown(column, np.int64) for model, column in self._room.items()}
         for columns in (self._labels, self._domains):
             for key, (ids, names) in columns.items():
@@ -290,7 +290,7 @@ class NodeColumns:
         self.amounts, self.capacity = self._amounts[:, :rows], self._capacity[:, :rows]
         self.free = {name: self.amounts[at] for name, at in self.resources.items()}
         self.share = {name: self._share[at, :rows] for name, at in self.resources.items()}
-        self.whole_devices = {model: column[:rows] for model, column in self._whole.items()}
+        self.whole_devices = {model: column[:rows] for model, column in self._whole_devices.items()}
         self.largest_shares = {model: column[:rows] for model, column in self._room.items()}
         for name, column in self._attributes.items():
             setattr(self, name, column[:rows])
@@ -329,24 +329,24 @@ class NodeColumns:
 
     def _refresh_devices(self, row: int) -> None:
         node = self.nodes[row]
-        if not self._whole and (node is None or not node.spec.devices):
+        if not self._whole_devices and (node is None or not node.spec.devices):
             return
         whole_devices, shares = free_devices(node.spec.devices, self.used[row]) if node is not None else ({}, {})
-        new = [model for model in whole_devices if model not in self._whole]
+        new = [model for model in whole_devices if model not in self._whole_devices]
         for model in new:
-            for columns in (self._whole, self._room):
+            for columns in (self._whole_devices, self._room):
                 columns[model] = np.zeros(len(self._attributes["ready"]), dtype=np.int64)
         if new:
             self._refresh_views()
             self.name_count += len(new)
-        for model, column in self._whole.items():
+        for model, column in self._whole_devices.items():
             column[row], self._room[model][row] = whole_devices.get(model, 0), shares.get(model, 0)
 
     def _write_attributes(self, row: int, node: Node) -> None:
         spec = node.spec
         for name, value in (("region", spec.region), ("zone", spec.zone), ("pool", spec.pool), ("taints", spec.taints)):
             self._attributes[name][row] = self._names[name].intern(value)
-        self.name_count = sum(len(names.values) for names in self._names.values()) + len(self._whole)
+        self.name_count = sum(len(names.values) for names in self._names.values()) + len(self._whole_devices)
         for key, (ids, names) in self._labels.items():
             ids[row] = names.intern(node.metadata.labels.get(key))
         for key, (ids, names) in self._domains.items():

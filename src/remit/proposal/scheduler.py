@@ -19,8 +19,9 @@ from typing import Final, NamedTuple
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.lease_holder import LeaseCandidate, LeaseHold
 from remit.law.lifecycle import SNAPSHOT_AGE_MS_MAX
-from remit.model.claims import Actor, Role, Verdict
+from remit.model.claims import Actor, Verdict
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.observation.reflector import Reflector
 from remit.observation.scheduler_view import LIST_RANGES, SchedulerView
 from remit.proposal.cycle import Cycle

@@ -15,7 +15,7 @@ from remit.client.retry import RetryPolicy
 from remit.commitment.dry_run import DryRunResult, dry_run
 from remit.commitment.standby import Standby
 from remit.model.claims import Actor, AnyClaim, Operation, OperationID, Verdict, operation_id
-from remit.model.objects import AnyObject
+from remit.model.kinds.registry import AnyObject
 from remit.world.interfaces import World
 
 DEADLINE_MS: Final = 8_000

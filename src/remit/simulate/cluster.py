@@ -17,7 +17,8 @@ from remit.correction.controller_set import ControllerSet
 from remit.correction.framework.loop import LoopTiming
 from remit.law.fit import BoolOrMask, NodeView, PeerCounts, Requirements
 from remit.law.timing import Timing
-from remit.model.claims import Actor, Code, Role
+from remit.model.claims import Actor, Code
+from remit.model.roles import Role
 from remit.proposal.metrics import CoverageMark
 from remit.proposal.placement.plugins import Filter
 from remit.proposal.placement.preemption_candidates import VictimRateLimit as VictimsPace

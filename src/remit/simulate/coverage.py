@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from remit.law.lifecycle import TRANSITIONS, Transition
-from remit.model.claims import Code, Role
+from remit.model.claims import Code
+from remit.model.roles import Role
 from remit.proposal.metrics import CoverageMark
 from remit.simulate.checkers.rare_events import RareEvent
 from remit.simulate.faults.kinds import KINDS

@@ -14,7 +14,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from remit.model.claims import Accepted, Code, Operation, Refused, Role, Verdict, payload
+from remit.model.claims import Accepted, Code, Operation, Refused, Verdict, payload
+from remit.model.roles import Role
 from remit.observation.frozen_view import recompute
 from remit.simulate.actors.role import VIEW_PREFIXES, RecordedSchedulerView
 from remit.simulate.behavior_digest import BehaviorDigest

@@ -247,5 +247,5 @@ def _probe_result(line: bytes) -> ProbeResult:
     if match is None:
         return ProbeResult(ok=False, detail="the answer is not HTTP")
     status, phrase = int(match[1]), (match[2] or b"").decode("ascii", "replace").strip()
-    printable = "".join(letter if letter.isprintable() else "?" for letter in phrase)
+    printable = "".join(char if char.isprintable() else "?" for char in phrase)
     return ProbeResult(ok=200 <= status < 400, detail=f"status {status} {printable}".strip())

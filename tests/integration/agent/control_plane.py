@@ -30,12 +30,14 @@ from remit.client.authority_client import AuthorityClient
 from remit.client.rpc import EndpointStub
 from remit.correction.framework.loop import LoopTiming
 from remit.law.timing import Timing
-from remit.model.claims import Accepted, Actor, AnyClaim, Apply, Role
+from remit.model.claims import Accepted, Actor, AnyClaim, Apply
 from remit.model.kinds import Region, RegionSpec, Template, Tenant, TenantSpec, Workload, WorkloadSpec
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata
-from remit.model.objects import AnyObject, decode
+from remit.model.objects import decode
 from remit.model.records import Replica
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import NodeState, RunState
 from remit.proposal.scheduler import SchedulerTiming
 from remit.store.memory import MemoryStore

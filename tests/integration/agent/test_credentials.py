@@ -159,8 +159,8 @@ def test_agent_renews_short_lived_credentials_at_reachable_server(tmp_path: Path
                 time.sleep(0.1)
             assert len(spans) >= 3
             until = time.monotonic() + 20
-            while "n1" not in (said := remit("get", "nodes", "-o", "name")):
-                assert time.monotonic() < until, (said, log.read_text())
+            while "n1" not in (output := remit("get", "nodes", "-o", "name")):
+                assert time.monotonic() < until, (output, log.read_text())
             token = next(
                 one for one in json.loads(remit("token", "list", "-o", "json"))["items"] if one["spec"]["role"] == "agent"
             )

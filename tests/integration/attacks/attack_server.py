@@ -21,11 +21,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from remit.client.rpc import EndpointCall
-from remit.model.claims import Abandon, Acquire, Actor, AnyClaim, Bind, Code, Mark, Operation, Role, operation_id
+from remit.model.claims import Abandon, Acquire, Actor, AnyClaim, Bind, Code, Mark, Operation, operation_id
 from remit.model.identity import token_digest
 from remit.model.kinds import NodeHealth
 from remit.model.objects import enc_hook
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.serve.http.replies import REFUSAL_STATUSES
 from tests.integration.serve.server_process import Reply, Server, ask_on
 from tests.unit.serve.in_memory_server import node, secret, tenant, workload

@@ -161,7 +161,7 @@ class Fuzzer:
         found, began = self.found, time.monotonic()
         found.bodies += 1
         try:
-            status, summary = self._asked(route, body)
+            status, summary = self._request(route, body)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             status, summary = 0, repr(error).encode()
@@ -177,7 +177,7 @@ class Fuzzer:
         elif status < 300 and route.path not in LENIENT and route.media != MEDIA_TYPE and not _is_unambiguous(body):
             found.failures.append(f"{route.method} {route.path}: {status} for {body[:1_000]!r}")
 
-    def _asked(self, route: Route, body: bytes) -> tuple[int, bytes]:
+    def _request(self, route: Route, body: bytes) -> tuple[int, bytes]:
         if self._connection is None:
             self._connection = self._target.server.connect()
         connection = self._connection

@@ -28,11 +28,12 @@ import msgspec
 
 from remit.agent.keeper import journal, protocol
 from remit.client import remote_store, rpc
-from remit.model.claims import Acquire, Actor, Operation, OperationID, Role, decode_operation
+from remit.model.claims import Acquire, Actor, Operation, OperationID, decode_operation
 from remit.model.identity import JoinRequest
 from remit.model.manifests.reader import read
 from remit.model.objects import decode, enc_hook
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.model.wire import agent_messages, exec_frames
 from remit.model.wire.agent_messages import AssignmentsRequest, decode_assignments
 from remit.serve.components import component_rpc
@@ -208,8 +209,8 @@ def guided(seconds: float, seed: int) -> dict[str, Any]:
             str(corpus),
         ]
         done = subprocess.run(argv, capture_output=True, check=False, env=os.environ)
-        told = done.stderr.decode(errors="replace")
-        counted = next((int(line.split()[-1]) for line in told.splitlines() if "stat::number_of_executed_units" in line), 0)
+        output = done.stderr.decode(errors="replace")
+        counted = next((int(line.split()[-1]) for line in output.splitlines() if "stat::number_of_executed_units" in line), 0)
         found: dict[str, Any] = {
             "inputs": counted,
             "violations": int(done.returncode != 0),
@@ -217,7 +218,7 @@ def guided(seconds: float, seed: int) -> dict[str, Any]:
         }
         if done.returncode:
             kept = [file.read_bytes()[:2_000] for file in sorted(Path(scratch).iterdir()) if file.is_file()]
-            found |= {"wrong": told[-3_000:], "data": repr(kept[:1])}
+            found |= {"wrong": output[-3_000:], "data": repr(kept[:1])}
         return found
 
 

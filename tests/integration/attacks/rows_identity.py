@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from remit.client.remote_store import RangeRequest, WatchRequest
 from remit.client.rpc import EndpointCall
-from remit.model.claims import Acquire, Actor, Apply, Delete, Move, Role, Vacate
+from remit.model.claims import Acquire, Actor, Apply, Delete, Move, Vacate
 from remit.model.kinds import Node, Taint
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import AssignmentsRequest, NodeHeartbeat, NodeState, SecretMaterialRequest
 from remit.model.wire.exec_frames import MEDIA_TYPE, ExecFrameType, ExecStart, encode_frame
 from tests.integration.attacks.attack_server import LEASE, WITHIN_S, Attacker, Outcome, attack
@@ -305,9 +306,9 @@ def _read(manifest: dict[str, Any]) -> Node:
     from remit.model.manifests.reader import read
 
     found = read(json.dumps(manifest).encode(), "node.json")
-    thing = found.objects[0]
-    assert isinstance(thing, Node)
-    return thing
+    obj = found.objects[0]
+    assert isinstance(obj, Node)
+    return obj
 
 
 def _meta(name: str, **more: Any) -> Any:

@@ -204,10 +204,10 @@ def path_instead_of_name(by: Attacker) -> list[Outcome]:
 def shell_metacharacters_in_command(by: Attacker) -> None:
     """A30: arguments stay literal. Nothing is refused; with a real agent: test_hostile_workloads.py."""
     words = (";$(id)", "`id`", "a|b", "&&", "$HOME", "*", "\n", "-x", "$(PORT)")
-    told = asyncio.run(
+    exit_code = asyncio.run(
         _run(ProcessSpec(("printf", "<%s>", *words), {"PATH": os.defpath}, stdout=by.target.server.data / "said"))
     )
-    assert told == 0
+    assert exit_code == 0
     assert (by.target.server.data / "said").read_text() == "".join(f"<{word}>" for word in words)
 
 

@@ -118,7 +118,7 @@ class Terminal:
         self.pid, self._keys = pty.fork()
         if self.pid == 0:
             os.execve(REMIT, [REMIT, "exec", *args], {**ups.env, "TERM": "xterm-256color"})
-        self.told = b""
+        self.output = b""
 
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self._keys, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -128,17 +128,17 @@ class Terminal:
 
     def until(self, word: bytes) -> None:
         until = time.monotonic() + 30
-        while word not in self.told:
-            assert time.monotonic() < until, self.told
+        while word not in self.output:
+            assert time.monotonic() < until, self.output
             if select.select([self._keys], [], [], 0.2)[0]:
-                self.told += os.read(self._keys, 4_096)
+                self.output += os.read(self._keys, 4_096)
 
     def end(self) -> int:
         until = time.monotonic() + 30
         while time.monotonic() < until:
             if select.select([self._keys], [], [], 0.2)[0]:
                 try:
-                    self.told += os.read(self._keys, 4_096)
+                    self.output += os.read(self._keys, 4_096)
                 except OSError:
                     break
         os.close(self._keys)
@@ -150,7 +150,7 @@ def test_remote_terminal_has_size_and_signals_of_the_local_one(ups: Ups) -> None
     terminal.resize(33, 111)
     terminal.type(b"stty size; echo $TERM\n")
     terminal.until(b"xterm-256color\r\n")
-    assert b"33 111" in terminal.told
+    assert b"33 111" in terminal.output
     terminal.resize(44, 122)
     time.sleep(0.5)
     terminal.type(b"stty size\n")
@@ -169,9 +169,9 @@ def test_output_without_tty_is_escaped_unless_raw(ups: Ups) -> None:
     args = ("web", "--", "printf", r"\033]0;title\007\033[31mred\033[0m\n")
     escaped, raw = Terminal(ups, *args), Terminal(ups, "--raw", *args)
     assert (escaped.end(), raw.end()) == (0, 0)
-    assert b"\\x1b]0;title\\x07red\r\n" in escaped.told
-    assert b"\x1b" not in escaped.told
-    assert b"\x1b]0;title\x07\x1b[31mred\x1b[0m\r\n" in raw.told
+    assert b"\\x1b]0;title\\x07red\r\n" in escaped.output
+    assert b"\x1b" not in escaped.output
+    assert b"\x1b]0;title\x07\x1b[31mred\x1b[0m\r\n" in raw.output
     assert run(ups, *args)[1] == b"\x1b]0;title\x07\x1b[31mred\x1b[0m\n", "output to a pipe must be unchanged"
 
 

@@ -18,7 +18,7 @@ from remit.cli.session.token_files import ensure_issued_token
 from remit.client.api import ALL_TENANTS, Api, ApiError, Bookmark, Changed, Deleted, Synced
 from remit.client.blocking import BlockingApi
 from remit.client.http_link import connect
-from remit.model.claims import Accepted, Acquire, Actor, Operation, Role
+from remit.model.claims import Accepted, Acquire, Actor, Operation
 from remit.model.identity import token_digest
 from remit.model.kinds import (
     Config,
@@ -37,6 +37,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.records import Replica
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.world.production import production
 from tests.integration.client.tcp_proxy import proxied
 from tests.integration.serve.server_process import BEAT, Server
@@ -89,16 +90,16 @@ class WatchMirror:
         self.synced = 0
         self.breaks: list[str] = []
         self.repeated: list[str] = []
-        self._told: dict[str, int] = {}
+        self._seen_revisions: dict[str, int] = {}
 
     async def follow(self, events: AsyncGenerator[Any, None]) -> None:
         async for event in events:
             match event:
                 case Changed(object=Config() as one):
                     name, revision = one.metadata.name, one.metadata.revision
-                    if self._told.get(name, 0) >= revision:
+                    if self._seen_revisions.get(name, 0) >= revision:
                         self.repeated.append(f"{name}@{revision}")
-                    self._told[name] = revision
+                    self._seen_revisions[name] = revision
                     self.objects[name] = one.spec.data["text"]
                 case Deleted(name=name):
                     del self.objects[name]
@@ -215,8 +216,8 @@ def test_server_shutdown_is_announced_to_watchers(tmp_path: Path) -> None:
             async with api_to(server) as api, aclosing(api.watch(Region, lost=breaks.append)) as events:
                 assert isinstance(await anext(events), Synced)
                 assert isinstance(await anext(events), Bookmark)
-                code, said = await asyncio.to_thread(server.end)
-                assert (code, said) == (0, "")
+                code, output = await asyncio.to_thread(server.end)
+                assert (code, output) == (0, "")
                 with Server(tmp_path / "data", f"127.0.0.1:{server.port}"):
                     async with asyncio.timeout(30):
                         while not isinstance(await anext(events), Synced):

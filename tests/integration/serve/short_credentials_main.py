@@ -28,7 +28,7 @@ async def main(data: Path, seconds: int) -> None:
         token=token,
         timing=Timing(200),
         tls_options=options,
-        report_bug=lambda asked, error: print(asked, error),
+        report_bug=lambda request, error: print(request, error),
     ) as server:
         print(server.url, flush=True)
         await asyncio.Event().wait()

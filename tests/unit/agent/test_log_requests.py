@@ -46,9 +46,9 @@ def test_tail_spans_rotated_files_and_chunks(tmp_path: Path) -> None:
         scene.cut()
         with scene.out.open("ab") as file:
             file.write(b"three\n" + long + b"\nfive")
-        whole = b"one\ntwo\nthree\n" + long + b"\nfive"
-        assert await scene.received() == whole
-        lines = whole.split(b"\n")
+        log = b"one\ntwo\nthree\n" + long + b"\nfive"
+        assert await scene.received() == log
+        lines = log.split(b"\n")
         for tail in range(1, 7):
             assert await scene.received(tail=tail) == b"\n".join(lines[-tail:]), tail
         assert await scene.received(tail=0) == b""

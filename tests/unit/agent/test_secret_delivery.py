@@ -20,10 +20,11 @@ from remit.agent.preparation.preparer import (
     plan_delivery,
 )
 from remit.agent.run_spec import NodeSettings, PreparedInputs, build_process_spec
-from remit.model.claims import Actor, Role
+from remit.model.claims import Actor
 from remit.model.kinds import Mount, Template, WorkloadSpec
 from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Replica, ReplicaSpec
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
 from remit.world.interfaces import NotSent
 from tests.unit.world.virtual_world import run_virtually, virtual_world

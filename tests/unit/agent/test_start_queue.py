@@ -12,11 +12,12 @@ from remit.agent.hosted_node import HostedNode, HostedNodeSpec
 from remit.agent.run_spec import NodeSettings
 from remit.agent.runtime import AgentRuntime
 from remit.client.lease_holder import LeaseHold
-from remit.model.claims import Actor, Role
+from remit.model.claims import Actor
 from remit.model.kinds import Node, NodeSpec
 from remit.model.metadata import Metadata
 from remit.model.records import Phase
 from remit.model.resources import Amount
+from remit.model.roles import Role
 from remit.world.interfaces import ProcessSpec
 from tests.unit.agent.test_reconciler import COPY, TEMPO, Bench
 from tests.unit.world.virtual_world import virtual_world

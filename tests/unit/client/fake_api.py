@@ -142,8 +142,8 @@ class FakeApi:
         meta: dict[str, Any] = {"revision": at}
         if len(left) > size:
             meta["continue"] = f"{at}/{left[size - 1]}"
-        wanted = [self.rows[tuple(name.split("/"))] for name in left[:size]]  # type: ignore[index]
-        request.answer(200, {"apiVersion": "remit/v1", "kind": "ConfigList", "metadata": meta, "items": wanted})
+        page = [self.rows[tuple(name.split("/"))] for name in left[:size]]  # type: ignore[index]
+        request.answer(200, {"apiVersion": "remit/v1", "kind": "ConfigList", "metadata": meta, "items": page})
 
     async def _watch(self, request: RawRequest) -> None:
         after = int(request.query["after"])

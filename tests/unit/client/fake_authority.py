@@ -17,11 +17,11 @@ from remit.model.claims import (
     Code,
     Operation,
     Refused,
-    Role,
     Verdict,
     parse_operation_id,
     payload,
 )
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 from remit.world.interfaces import World
 from tests.unit.world.virtual_world import VirtualClock, virtual_world

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from remit.client.rpc import MATERIAL_TIMEOUT_MS, MaterialSource, material_source
-from remit.model.claims import Actor, Role
+from remit.model.claims import Actor
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
 from remit.serve.auth.secrets import encode_material
 from remit.world.interfaces import Clock, LinkError, NotSent, ReplyLost
@@ -41,11 +42,11 @@ def unreached() -> bytes:
 
 
 def run_with_source(servers: Any, scenario: Callable[[MaterialSource, Clock], Any]) -> None:
-    async def whole() -> None:
+    async def run_test() -> None:
         clock = virtual_world().clock
         await scenario(material_source(servers, ("one", "two"), clock), clock)
 
-    run_virtually(whole())
+    run_virtually(run_test())
 
 
 @pytest.mark.parametrize(("one", "failure"), [(unreached, NotSent), (lambda: b"{", ReplyLost), (None, ReplyLost)])

@@ -38,12 +38,12 @@ class Reader:
     """Reads a watch as short words, without bookmarks. `known` is the reader's copy of the objects."""
 
     def __init__(self, events: AsyncGenerator[Any, None]) -> None:
-        self._told = events
+        self.events = events
         self.known: dict[str, str] = {}
 
     async def next(self) -> str:
         while True:
-            match await anext(self._told):
+            match await anext(self.events):
                 case Changed(object=Config() as one):
                     self.known[one.metadata.name] = one.spec.data["text"]
                     return f"{one.metadata.name}={one.spec.data['text']}"
@@ -59,7 +59,7 @@ class Reader:
 
     async def wait_until_open(self) -> None:
         """The watch is open and has no event yet."""
-        assert isinstance(await anext(self._told), Bookmark)
+        assert isinstance(await anext(self.events), Bookmark)
 
     async def take(self, count: int) -> list[str]:
         return [await self.next() for _ in range(count)]

@@ -12,13 +12,13 @@ from remit.commitment import authority as module
 from remit.commitment.outcomes import batch_key
 from remit.model.claims import Accepted, Apply, Bind, Delete, Refused, Spawn
 from remit.store import chain
-from tests.properties.authority_world import USER, Scope, furnished, node, run, story, workload
+from tests.properties.authority_world import USER, Scope, node, populated_scope, run, scope_test, workload
 from tests.unit.commitment.authority_fixture import T1, spawn_replicas
 
 NOTHING = Delete("Secret", "none", "t1")
 
 
-@story
+@scope_test
 async def test_lost_batch_landing_during_settlement_applies_once(scope: Scope) -> None:
     """F01: the write arrives after the settlement began; the settlement loses to it, and finds it."""
     scope.store.plan.extend(["late"])
@@ -28,7 +28,7 @@ async def test_lost_batch_landing_during_settlement_applies_once(scope: Scope) -
     assert "workload/t1/w" in scope.books.objects
 
 
-@story
+@scope_test
 async def test_lost_batch_landing_after_settlement_never_applies(scope: Scope) -> None:
     """F01: the empty batch won, the claim was decided again, and the late write fails its guard."""
     scope.store.plan.extend(["later"])
@@ -36,7 +36,7 @@ async def test_lost_batch_landing_after_settlement_never_applies(scope: Scope) -
     assert len(scope.checker.versions["workload/t1/w"]) == 1
 
 
-@story
+@scope_test
 async def test_very_late_write_is_refused_by_store(scope: Scope) -> None:
     """F01 F15"""
     scope.store.plan.extend(["afloat"])
@@ -46,7 +46,7 @@ async def test_very_late_write_is_refused_by_store(scope: Scope) -> None:
     assert await scope.store.inner.revision() == revision
 
 
-@story
+@scope_test
 async def test_settlement_retries_lost_and_unavailable_commits(scope: Scope) -> None:
     scope.store.plan.extend(["lost", "unavailable", "lost", "landed"])
     await scope.must(USER, Apply(workload("w")))
@@ -54,7 +54,7 @@ async def test_settlement_retries_lost_and_unavailable_commits(scope: Scope) -> 
     assert len(scope.checker.versions["workload/t1/w"]) == 1
 
 
-@story
+@scope_test
 async def test_deposed_authority_answers_refusal_with_not_leader(scope: Scope) -> None:
     """F15: only a successful transaction proves that the books were current."""
     old = scope.lead
@@ -64,7 +64,7 @@ async def test_deposed_authority_answers_refusal_with_not_leader(scope: Scope) -
     assert not old.alive
 
 
-@story
+@scope_test
 async def test_batch_lost_by_deposed_authority_is_answered_by_successor(scope: Scope) -> None:
     """F01 F15: the commit landed, its answer was lost, and another authority took over before the settlement."""
     scope.store.plan.append("landed")
@@ -83,7 +83,7 @@ async def test_batch_lost_by_deposed_authority_is_answered_by_successor(scope: S
     assert len(scope.checker.versions["workload/t1/w"]) == 1
 
 
-@story
+@scope_test
 async def test_deposed_authority_refuses_renewal(scope: Scope) -> None:
     """F15 F16: the successor counts already; its predecessor must not extend a lease."""
     old = scope.lead.authority
@@ -93,7 +93,7 @@ async def test_deposed_authority_refuses_renewal(scope: Scope) -> None:
         await old.renew(scope.actors["scheduler"])
 
 
-@story
+@scope_test
 async def test_renewals_share_one_later_confirming_read(scope: Scope) -> None:
     before = scope.store.calls
     scope.store.reads.extend(["slow"] * 3)
@@ -102,14 +102,14 @@ async def test_renewals_share_one_later_confirming_read(scope: Scope) -> None:
     assert scope.store.calls - before <= 3
 
 
-@story
+@scope_test
 async def test_renewal_without_confirming_read_is_outcome_unknown(scope: Scope) -> None:
     scope.store.reads.append("unavailable")
     with pytest.raises(OutcomeUnknown):
         await scope.lead.authority.renew(scope.actors["scheduler"])
 
 
-@story
+@scope_test
 async def test_unavailable_store_is_overloaded_without_effect(scope: Scope) -> None:
     """F11"""
     scope.store.plan.append("unavailable")
@@ -119,7 +119,7 @@ async def test_unavailable_store_is_overloaded_without_effect(scope: Scope) -> N
     assert isinstance(await scope.send([operation]), list)
 
 
-@story
+@scope_test
 async def test_full_queue_is_overloaded_and_queued_operations_are_answered(scope: Scope) -> None:
     """Callers without room are told to retry; queued ones are answered."""
     scope.store.plan.append("gate")
@@ -135,14 +135,14 @@ async def test_full_queue_is_overloaded_and_queued_operations_are_answered(scope
     assert isinstance(await scope.send([operation]), list), "the queue has room again"
 
 
-@story
+@scope_test
 async def test_request_larger_than_queue_is_accepted_when_queue_is_empty(scope: Scope) -> None:
     operation = await scope.operation(USER, NOTHING)
     verdicts = await scope.lead.authority.submit([operation] * (module.QUEUE_MAX + 1))
     assert len(verdicts) == module.QUEUE_MAX + 1 and len(set(map(str, verdicts))) == 1
 
 
-@story
+@scope_test
 async def test_cancelled_caller_leaves_other_answers_intact(scope: Scope) -> None:
     scope.store.plan.append("gate")
     first = await scope.operation(USER, Apply(workload("a")))
@@ -156,7 +156,7 @@ async def test_cancelled_caller_leaves_other_answers_intact(scope: Scope) -> Non
     assert isinstance(verdicts, list) and isinstance(verdicts[0], Accepted), "applied, with its outcome retained"
 
 
-@story
+@scope_test
 async def test_authority_cancelled_during_commit_leaves_outcome_unknown(scope: Scope) -> None:
     """F20: the successor determines whether the commit landed."""
     scope.store.plan.append("gated")
@@ -174,7 +174,7 @@ async def test_authority_cancelled_during_commit_leaves_outcome_unknown(scope: S
     assert isinstance(verdicts, list) and isinstance(verdicts[0], Accepted)
 
 
-@story
+@scope_test
 async def test_claims_of_one_batch_see_each_other(scope: Scope) -> None:
     """F02: two claims on the last capacity; one is refused."""
     a, b = await spawn_replicas(scope, "w", 2, cpu="3")
@@ -187,7 +187,7 @@ def test_large_spawn_request_is_sliced_into_several_commits() -> None:
     """Four spawns of 10,000 in one request are written in slices, and each is answered once durable."""
 
     async def run_test() -> None:
-        scope = await furnished(nodes=[node("n1")], checked=False)
+        scope = await populated_scope(nodes=[node("n1")], checked=False)
         await scope.must(USER, Apply(workload("w", "1m", 40_000)))
         claims = [Spawn("t1", "w", 1, first, 10_000) for first in range(0, 40_000, 10_000)]
         verdicts = await scope.ask(scope.actors["workloads"], *claims)
@@ -203,7 +203,7 @@ def test_partially_applied_request_is_outcome_unknown() -> None:
     """F01: the caller must not conclude that nothing was applied."""
 
     async def run_test() -> None:
-        scope = await furnished(nodes=[node("n1")], checked=False)
+        scope = await populated_scope(nodes=[node("n1")], checked=False)
         await scope.must(USER, Apply(workload("w", "1m", 40_000)))
         claims = [Spawn("t1", "w", 1, first, 10_000) for first in range(0, 40_000, 10_000)]
         operations = [await scope.operation(scope.actors["workloads"], claim) for claim in claims]
@@ -217,7 +217,7 @@ def test_partially_applied_request_is_outcome_unknown() -> None:
     run(run_test())
 
 
-@story
+@scope_test
 async def test_idle_authority_writes_heartbeats_for_standbys(scope: Scope) -> None:
     before = scope.row("head")["sequence"]
     await scope.lead.stop()

@@ -11,10 +11,10 @@ from remit.commitment.decide import decide
 from remit.commitment.dry_run import dry_run
 from remit.model.claims import Apply, Code, Delete, Refused
 from remit.model.kinds import Workload
-from tests.properties.authority_world import OPERATOR, USER, Scope, story, workload
+from tests.properties.authority_world import OPERATOR, USER, Scope, scope_test, workload
 
 
-@story
+@scope_test
 async def test_dry_run_decides_in_sequence_and_changes_nothing(scope: Scope) -> None:
     authority = scope.lead.authority
     before = authority.head
@@ -28,7 +28,7 @@ async def test_dry_run_decides_in_sequence_and_changes_nothing(scope: Scope) -> 
     assert isinstance(refused, Refused) and refused.code is Code.NOT_FOUND
 
 
-@story
+@scope_test
 async def test_exception_while_deciding_is_fault_of_that_claim_only(scope: Scope) -> None:
     real = decide
 

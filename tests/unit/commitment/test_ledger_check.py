@@ -12,7 +12,7 @@ from remit.model.claims import Issue
 from remit.model.objects import encode
 from remit.model.records import Phase, Replica
 from remit.model.resources import WHOLE_DEVICE
-from tests.properties.authority_world import HOUR, amounts, furnished, node, run
+from tests.properties.authority_world import HOUR, amounts, node, populated_scope, run
 from tests.unit.commitment.authority_fixture import T1, bind, slice_of, spawn_replicas
 
 KEY, OTHER = "replica/t1/w-0", "replica/t1/w-1"
@@ -83,7 +83,7 @@ INCONSISTENCIES = [
 @pytest.mark.parametrize(("check", "corrupt"), INCONSISTENCIES, ids=[corrupt.__name__ for _, corrupt in INCONSISTENCIES])
 def test_inconsistent_books_are_detected(check: str, corrupt: Any) -> None:
     async def run_test() -> None:
-        scope = await furnished(nodes=[node("n1", gpus=1)])
+        scope = await populated_scope(nodes=[node("n1", gpus=1)])
         offer = replace(slice_of("2", "scheduler", HOUR, ""), purpose="offer")
         await scope.must(scope.actors["budgets"], Issue("s", slice_of("2", "scheduler")), Issue("o", offer))
         for key in await spawn_replicas(scope, "w", 2):

@@ -20,7 +20,6 @@ from remit.model.claims import (
     Refused,
     Report,
     Reserve,
-    Role,
     Rollback,
     SetCondition,
     Vacate,
@@ -29,7 +28,8 @@ from remit.model.kinds import Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.metadata import Condition, Metadata
 from remit.model.records import DecisionSpec, EventSpec, SummarySpec
 from remit.model.resources import Duration
-from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, story, workload
+from remit.model.roles import Role
+from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, scope_test, workload
 from tests.unit.commitment.authority_fixture import T1, commit_transitions, slice_of, spawn_replicas, transition_claim
 
 MINUTE = Duration(60_000)
@@ -39,7 +39,7 @@ MINUTE = Duration(60_000)
 
 
 def test_lease_count_is_limited_but_leases_change_holders(monkeypatch: pytest.MonkeyPatch) -> None:
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")))
         assert await scope.refused(Actor("x", Role.SCHEDULER), Acquire("scheduler/x", HOUR)) is Code.LIMIT
@@ -50,7 +50,7 @@ def test_lease_count_is_limited_but_leases_change_holders(monkeypatch: pytest.Mo
     run_test()
 
 
-@story
+@scope_test
 async def test_lease_term_outside_bounds_is_refused(scope: Scope) -> None:
     actor = Actor("x", Role.SCHEDULER)
     for ttl in (0, 99, 3_600_001):
@@ -58,7 +58,7 @@ async def test_lease_term_outside_bounds_is_refused(scope: Scope) -> None:
     await scope.must(actor, Acquire("scheduler/x", Duration(100)), Acquire("scheduler/x", Duration(3_600_000)))
 
 
-@story
+@scope_test
 async def test_lease_name_must_match_role_and_length(scope: Scope) -> None:
     actor = Actor("x", Role.SCHEDULER)
     for name in ("", "agent/n1", "schedulers", "scheduler/", "scheduler/" + "x" * 244):
@@ -66,7 +66,7 @@ async def test_lease_name_must_match_role_and_length(scope: Scope) -> None:
     await scope.must(actor, Acquire("scheduler/" + "x" * 243, HOUR))
 
 
-@story
+@scope_test
 async def test_lease_holder_name_length_is_checked(scope: Scope) -> None:
     for name in ("", "x" * 254):
         assert await scope.refused(Actor(name, Role.SCHEDULER), Acquire("scheduler/x", HOUR)) is Code.INVALID
@@ -74,7 +74,7 @@ async def test_lease_holder_name_length_is_checked(scope: Scope) -> None:
 
 
 def test_lease_limit_counts_leases_of_same_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         monkeypatch.setattr(leases, "LEASES_MAX", len(scope.books.keys("lease/")) + 2)
         claims = [Acquire(f"scheduler/{n}", HOUR) for n in range(4)]
@@ -84,7 +84,7 @@ def test_lease_limit_counts_leases_of_same_batch(monkeypatch: pytest.MonkeyPatch
     run_test()
 
 
-@story
+@scope_test
 async def test_invalid_names_of_events_reports_and_decisions_are_refused(scope: Scope) -> None:
     """Names become parts of bounded keys; a caller's error must not be reported as a fault of the authority."""
     report, summed, explained = (
@@ -105,7 +105,7 @@ async def test_invalid_names_of_events_reports_and_decisions_are_refused(scope: 
     assert await scope.refused(USER, RecordDecision("c", "a/b", explained)) is Code.INVALID, "key of b/c in tenant a"
 
 
-@story
+@scope_test
 async def test_actor_without_valid_lease_of_role_is_refused_as_stale_epoch(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w")
     good = scope.actors["scheduler"]
@@ -120,7 +120,7 @@ async def test_actor_without_valid_lease_of_role_is_refused_as_stale_epoch(scope
     assert await scope.refused(thief, Bind(key, scope.at(key), "n1", T1)) is Code.STALE_EPOCH, "right epoch, wrong holder"
 
 
-@story
+@scope_test
 async def test_vacated_lease_is_free_and_former_holder_refused(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w")
     old = scope.actors["scheduler"]
@@ -143,7 +143,7 @@ def report(name: str, sequence: int = 1, epoch: int = 1, cpu: str = "1") -> Repo
 def test_summary_count_is_limited_but_summaries_are_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "SUMMARIES_MAX", 2)
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         *_, third = await scope.ask(USER, report("a"), report("b"), report("c"))
         assert isinstance(third, Refused) and third.code is Code.LIMIT, "within one batch too"
@@ -153,7 +153,7 @@ def test_summary_count_is_limited_but_summaries_are_updated(monkeypatch: pytest.
     run_test()
 
 
-@story
+@scope_test
 async def test_later_summary_wins_and_its_sequence_is_returned(scope: Scope) -> None:
     assert await scope.must(USER, report("a", 5, cpu="5")) == [5]
     assert await scope.must(USER, report("a", 4, cpu="4")) == [5], "a late summary changes nothing"
@@ -170,7 +170,7 @@ def condition(kind: str, generation: int = 1, status: str = "True", at: str = "2
     )
 
 
-@story
+@scope_test
 async def test_condition_count_is_limited_but_conditions_are_updated(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w")))
     await scope.must(USER, *(condition(f"C{n}") for n in range(evidence.CONDITIONS_MAX)))
@@ -183,7 +183,7 @@ async def test_condition_count_is_limited_but_conditions_are_updated(scope: Scop
     assert scope.row("workload/t1/w")["status"]["conditions"] == kept, "an older observed generation is ignored"
 
 
-@story
+@scope_test
 async def test_condition_on_unsupported_or_missing_object_is_refused(scope: Scope) -> None:
     ready = Condition(type="Ready", status="True")
     assert await scope.refused(USER, SetCondition("Workload", "none", ready, "t1")) is Code.NOT_FOUND
@@ -196,7 +196,7 @@ async def test_condition_on_unsupported_or_missing_object_is_refused(scope: Scop
 def test_only_latest_policy_revisions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policies, "POLICY_REVISIONS_KEPT", 3)
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         rule = PolicyRule(allow=PolicyAllow(zones=("a",)))
         for name in "abcde":
@@ -210,7 +210,7 @@ def test_only_latest_policy_revisions_are_kept(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_total_size_of_policies_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         monkeypatch.setattr(policies, "POLICIES_BYTES_MAX", 300)
         rule = PolicyRule(allow=PolicyAllow(zones=("a",)), reason="x" * 60)
@@ -222,7 +222,7 @@ def test_total_size_of_policies_is_limited(monkeypatch: pytest.MonkeyPatch) -> N
     run_test()
 
 
-@story
+@scope_test
 async def test_refusal_detail_is_truncated(scope: Scope) -> None:
     (verdict,) = await scope.ask(USER, Delete("Secret", "x" * 512, "t" * 512))
     assert isinstance(verdict, Refused) and verdict.code is Code.NOT_FOUND
@@ -236,7 +236,7 @@ async def test_refusal_detail_is_truncated(scope: Scope) -> None:
 def test_phase_duration_is_never_overestimated_and_little_underestimated(after_ms: int) -> None:
     """Times are sampled four times a second: an early timeout would be wrong, a slightly late one is harmless."""
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         first, second = await spawn_replicas(scope, "w", 2)
         scope.clock.at_ms += 10_000
@@ -253,7 +253,7 @@ def test_phase_duration_is_never_overestimated_and_little_underestimated(after_m
     run_test()
 
 
-@story
+@scope_test
 async def test_time_samples_are_few_and_old_ones_are_dropped(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w")
     await scope.must(scope.actors["scheduler"], Reserve(key, scope.at(key), "n1", T1))

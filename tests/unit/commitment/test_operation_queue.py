@@ -8,7 +8,8 @@ from functools import wraps
 from typing import Any
 
 from remit.commitment.operation_queue import BatchSlice, OperationQueue, split_slices
-from remit.model.claims import Accepted, Actor, Delete, Operation, OperationID, Role
+from remit.model.claims import Accepted, Actor, Delete, Operation, OperationID
+from remit.model.roles import Role
 
 
 def operations(name: str, count: int, role: Role = Role.USER) -> list[Operation]:
@@ -24,7 +25,7 @@ def names(pieces: Sequence[BatchSlice]) -> list[tuple[str, int]]:
     return [(piece.operations[0].actor.name, len(piece.operations)) for piece in pieces]
 
 
-def story(test: Callable[[], None]) -> Callable[[], None]:
+def event_loop_test(test: Callable[[], None]) -> Callable[[], None]:
     @wraps(test)
     def run() -> None:
         async def main() -> None:
@@ -35,7 +36,7 @@ def story(test: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-@story
+@event_loop_test
 def test_bind_waits_for_one_batch_of_flood_at_most() -> None:
     queue = OperationQueue(10)
     for _ in range(50):
@@ -49,7 +50,7 @@ def test_bind_waits_for_one_batch_of_flood_at_most() -> None:
     ]  # fmt: skip
 
 
-@story
+@event_loop_test
 def test_tenants_alternate_with_one_batch_each() -> None:
     queue = OperationQueue(10)
     _ = queue.put(operations("flood", 1_000))
@@ -62,7 +63,7 @@ def test_tenants_alternate_with_one_batch_each() -> None:
     assert names(queue.take()) == [("flood", 10)]
 
 
-@story
+@event_loop_test
 def test_small_request_is_not_split_and_starts_next_batch() -> None:
     queue = OperationQueue(10)
     _ = queue.put(scheduler(6))
@@ -75,7 +76,7 @@ def test_small_request_is_not_split_and_starts_next_batch() -> None:
     assert not queue and queue.count == 0
 
 
-@story
+@event_loop_test
 def test_each_lane_is_bounded_separately() -> None:
     queue = OperationQueue(10)
     _ = queue.put(operations("flood", 90))
@@ -85,7 +86,7 @@ def test_each_lane_is_bounded_separately() -> None:
     assert queue.has_capacity(operations("flood", 20), 100)
 
 
-@story
+@event_loop_test
 def test_returned_operations_keep_order_and_go_first() -> None:
     queue = OperationQueue(10)
     _ = queue.put(operations("a", 4))
@@ -101,7 +102,7 @@ def test_returned_operations_keep_order_and_go_first() -> None:
     assert not queue and queue.count == 0
 
 
-@story
+@event_loop_test
 def test_returned_large_request_resumes_in_order() -> None:
     queue = OperationQueue(10)
     answer = queue.put(operations("a", 25))
@@ -114,7 +115,7 @@ def test_returned_large_request_resumes_in_order() -> None:
     assert seen == [operation.id for operation in operations("a", 25)] and not answer.done()
 
 
-@story
+@event_loop_test
 def test_cancelled_requests_are_skipped_in_every_lane() -> None:
     queue = OperationQueue(10)
     for name in ("a", "b"):
@@ -123,7 +124,7 @@ def test_cancelled_requests_are_skipped_in_every_lane() -> None:
     assert queue.count == 9 and queue.take() == [] and queue.count == 0 and not queue
 
 
-@story
+@event_loop_test
 def test_deferred_rest_does_not_delay_others() -> None:
     queue = OperationQueue(10)
     first = queue.put(operations("flood", 10))
@@ -140,7 +141,7 @@ def test_deferred_rest_does_not_delay_others() -> None:
     assert not queue and not queue.count
 
 
-@story
+@event_loop_test
 def test_deferred_controller_operations_do_not_delay_bind() -> None:
     queue = OperationQueue(10)
     _ = queue.put(operations("controller", 10, Role.WORKLOADS))
@@ -151,7 +152,7 @@ def test_deferred_controller_operations_do_not_delay_bind() -> None:
     assert names(queue.take())[0] == ("scheduler", 2)
 
 
-@story
+@event_loop_test
 def test_deferred_requests_are_decided_in_next_batch() -> None:
     queue = OperationQueue(10)
     for _ in range(5):

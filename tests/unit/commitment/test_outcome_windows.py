@@ -10,8 +10,9 @@ from remit.client.endpoint import AuthorityStatus, NotLeader
 from remit.commitment import outcomes as kept
 from remit.commitment.authority import Authority
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, batch_key
-from remit.model.claims import Abandon, Accepted, Actor, Apply, Bind, Code, Delete, Operation, OperationID, Refused, Role
-from tests.properties.authority_world import USER, Scope, story, workload
+from remit.model.claims import Abandon, Accepted, Actor, Apply, Bind, Code, Delete, Operation, OperationID, Refused
+from remit.model.roles import Role
+from tests.properties.authority_world import USER, Scope, scope_test, workload
 from tests.unit.commitment.authority_fixture import T1, spawn_replicas
 
 NOTHING = Delete("Secret", "none", "t1")
@@ -35,7 +36,7 @@ async def code(scope: Scope, operation: Operation) -> Code | None:
 # -- announcement ----------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_new_window_is_recorded_before_announced(scope: Scope) -> None:
     before = await status(scope)
     scope.clock.at_ms += WINDOW_MS
@@ -45,7 +46,7 @@ async def test_new_window_is_recorded_before_announced(scope: Scope) -> None:
     assert (await status(scope)).sequence == after.sequence, "no further batch until the next window"
 
 
-@story
+@scope_test
 async def test_id_of_announced_window_is_accepted_by_successor(scope: Scope) -> None:
     """The authority that announced it stops without a decision in it."""
     scope.clock.at_ms += WINDOW_MS
@@ -55,7 +56,7 @@ async def test_id_of_announced_window_is_accepted_by_successor(scope: Scope) -> 
     assert isinstance(await verdict(scope, operation), Accepted)
 
 
-@story
+@scope_test
 async def test_deposed_authority_announces_no_window(scope: Scope) -> None:
     """It notices on its next commit, and refers callers to its successor."""
     old = scope.lead
@@ -68,7 +69,7 @@ async def test_deposed_authority_announces_no_window(scope: Scope) -> None:
     assert not old.alive
 
 
-@story
+@scope_test
 async def test_authority_that_is_not_running_reports_status(scope: Scope) -> None:
     await scope.lead.stop()
     idle = await Authority.take_over(scope.store, scope="r1", holder="idle", clock=scope.clock, ids=scope.ids)
@@ -77,7 +78,7 @@ async def test_authority_that_is_not_running_reports_status(scope: Scope) -> Non
     assert (reported.leader, reported.window, reported.scope) == ("idle", 1, "r1")
 
 
-@story
+@scope_test
 async def test_unrecorded_window_is_not_announced(scope: Scope) -> None:
     before = await status(scope)
     scope.clock.at_ms += WINDOW_MS
@@ -86,7 +87,7 @@ async def test_unrecorded_window_is_not_announced(scope: Scope) -> None:
     assert (await status(scope)).window == before.window + 1, "once it can be recorded"
 
 
-@story
+@scope_test
 async def test_window_numbers_continue_over_takeovers(scope: Scope) -> None:
     scope.clock.at_ms += 3 * WINDOW_MS
     before = await status(scope)
@@ -104,7 +105,7 @@ def test_crowded_window_ends_early_so_outcomes_stay_bounded(monkeypatch: pytest.
     """No time passes: otherwise the bound would drop ids that are still valid."""
     monkeypatch.setattr(kept, "OUTCOMES_MAX", 40)
 
-    @story
+    @scope_test
     async def at_one_instant(scope: Scope) -> None:
         first = await status(scope)
         early = await scope.operation(USER, Apply(workload("early")))
@@ -128,7 +129,7 @@ def test_crowded_window_ends_early_so_outcomes_stay_bounded(monkeypatch: pytest.
 def test_window_ended_early_is_not_counted_again_by_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "OUTCOMES_MAX", 40)
 
-    @story
+    @scope_test
     async def crowded_once(scope: Scope) -> None:
         before = await status(scope)
         await scope.ask(USER, *[NOTHING] * 11)
@@ -144,7 +145,7 @@ def test_window_ended_early_is_not_counted_again_by_clock(monkeypatch: pytest.Mo
 # -- retention --------------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_outcomes_are_retained_for_ten_windows(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     first = await verdict(scope, operation)
@@ -162,7 +163,7 @@ async def test_outcomes_are_retained_for_ten_windows(scope: Scope) -> None:
     assert "workload/t1/v" not in scope.checker.rows
 
 
-@story
+@scope_test
 async def test_malformed_operation_id_is_refused(scope: Scope) -> None:
     prefix = f"{scope.row('head')['incarnation']}.1."
     for wrong in ("", "x", prefix, f"{prefix}a.b", prefix + "n" * 128, f"{prefix[:-2]}x.n", f"{prefix[:-2]}-1.n"):
@@ -173,7 +174,7 @@ async def test_malformed_operation_id_is_refused(scope: Scope) -> None:
 # -- abandoned ids ----------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_abandon_at_stale_epoch_or_as_authority_is_refused(scope: Scope) -> None:
     """A deposed scheduler must not abandon its successor's operations."""
     (key,) = await spawn_replicas(scope, "w")
@@ -185,7 +186,7 @@ async def test_abandon_at_stale_epoch_or_as_authority_is_refused(scope: Scope) -
     assert isinstance(await verdict(scope, operation), Accepted)
 
 
-@story
+@scope_test
 async def test_abandon_of_expired_id_is_refused(scope: Scope) -> None:
     old = await scope.operation(USER, Apply(workload("w")))
     scope.clock.at_ms += (WINDOWS_RETAINED + 1) * WINDOW_MS

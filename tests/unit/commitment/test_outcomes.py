@@ -11,7 +11,7 @@ from remit.model.claims import Abandon, Accepted, Apply, Code, Delete, Operation
 from remit.model.kinds import Config, DataSpec
 from remit.model.metadata import Metadata
 from remit.store import chain
-from tests.properties.authority_world import USER, Scope, story, workload
+from tests.properties.authority_world import USER, Scope, scope_test, workload
 from tests.unit.commitment.authority_fixture import spawn_replicas
 
 NOTHING = Delete("Secret", "none", "t1")
@@ -22,7 +22,7 @@ def code(answer: object) -> Code | None:
     return answer[0].code if isinstance(answer[0], Refused) else None
 
 
-@story
+@scope_test
 async def test_first_id_of_new_window_after_idle_time_is_accepted(scope: Scope) -> None:
     """Status advances windows by the clock; the books learn of one only from a batch."""
     scope.clock.at_ms += 3 * WINDOW_MS
@@ -31,7 +31,7 @@ async def test_first_id_of_new_window_after_idle_time_is_accepted(scope: Scope) 
     assert code(await scope.send([operation])) is None
 
 
-@story
+@scope_test
 async def test_id_before_horizon_is_refused_and_never_applied(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     scope.clock.at_ms += (WINDOWS_RETAINED + 2) * WINDOW_MS
@@ -40,14 +40,14 @@ async def test_id_before_horizon_is_refused_and_never_applied(scope: Scope) -> N
     assert "workload/t1/w" not in scope.checker.rows
 
 
-@story
+@scope_test
 async def test_id_of_future_window_is_refused(scope: Scope) -> None:
     status = await scope.lead.authority.status()
     early = Operation(OperationID(f"{status.incarnation}.{status.window + 1}.x"), USER, NOTHING)
     assert code(await scope.send([early])) is Code.OPERATION_EXPIRED
 
 
-@story
+@scope_test
 async def test_retry_in_retained_windows_gets_first_answer_after_takeover(scope: Scope) -> None:
     """F01"""
     operation = await scope.operation(USER, Apply(workload("w")))
@@ -60,7 +60,7 @@ async def test_retry_in_retained_windows_gets_first_answer_after_takeover(scope:
     assert await scope.send([operation]) == first
 
 
-@story
+@scope_test
 async def test_reused_id_with_other_payload_is_refused(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     first = await scope.send([operation])
@@ -72,7 +72,7 @@ async def test_reused_id_with_other_payload_is_refused(scope: Scope) -> None:
     assert await scope.send([operation]) == first
 
 
-@story
+@scope_test
 async def test_abandon_of_decided_operation_returns_its_outcome(scope: Scope) -> None:
     await spawn_replicas(scope, "w", 2, replicas=5)
     done = await scope.operation(scope.actors["workloads"], Spawn("t1", "w", 1, 2, 3))
@@ -84,7 +84,7 @@ async def test_abandon_of_decided_operation_returns_its_outcome(scope: Scope) ->
     assert isinstance(verdict, Refused) and verdict.code is Code.NOT_FOUND
 
 
-@story
+@scope_test
 async def test_abandoned_operation_is_never_applied(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     (verdict,) = await scope.ask(USER, Abandon(operation.id))
@@ -95,7 +95,7 @@ async def test_abandoned_operation_is_never_applied(scope: Scope) -> None:
     assert "workload/t1/w" not in scope.checker.rows
 
 
-@story
+@scope_test
 async def test_abandon_within_batch_follows_request_order(scope: Scope) -> None:
     first, second = [await scope.operation(USER, Apply(workload(name))) for name in ("a", "b")]
     before = await scope.operation(USER, Abandon(first.id))
@@ -129,7 +129,7 @@ def test_batch_with_retained_outcomes_is_not_pruned(monkeypatch: pytest.MonkeyPa
     """F01 F20: otherwise a new authority would not find the outcome and apply the operation again."""
     monkeypatch.setattr(module, "AUDIT_BATCHES", 10)
 
-    @story
+    @scope_test
     async def within_one_window(scope: Scope) -> None:
         operation = await scope.operation(USER, Apply(workload("w")))
         first = await scope.send([operation])
@@ -145,7 +145,7 @@ def test_batch_outlives_audit_while_window_is_retained(monkeypatch: pytest.Monke
     """However frequent batches are, a retry in the retained windows gets the first answer."""
     monkeypatch.setattr(module, "AUDIT_BATCHES", 10)
 
-    @story
+    @scope_test
     async def over_many_windows(scope: Scope) -> None:
         operation = await scope.operation(USER, Apply(workload("w")))
         await scope.send([operation])
@@ -165,7 +165,7 @@ def test_batch_outlives_audit_while_window_is_retained(monkeypatch: pytest.Monke
     over_many_windows()
 
 
-@story
+@scope_test
 async def test_outcomes_are_found_behind_thousands_of_takeovers(scope: Scope) -> None:
     """F20: repeated crashes at start leave many empty batches, which must not hide the last decisions."""
     operation = await scope.operation(USER, Apply(workload("w")))
@@ -178,7 +178,7 @@ async def test_outcomes_are_found_behind_thousands_of_takeovers(scope: Scope) ->
     assert again == first
 
 
-@story
+@scope_test
 async def test_oversized_claim_is_refused_and_authority_survives(scope: Scope) -> None:
     data = {f"k{i}": "x" * 60_000 for i in range(200)}
     huge = Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data=data))

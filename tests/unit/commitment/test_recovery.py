@@ -5,7 +5,7 @@ from __future__ import annotations
 from remit.commitment.recovery import LEASE_EPOCHS_PER_STORE_EPOCH, acknowledged_after
 from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, BindGang, Code, Delete, Mark, Refused, Reserve, Vacate
 from remit.model.kinds import NodeHealth
-from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, node, story, workload
+from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, node, scope_test, workload
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas
 
 AWAITED = "summary/awaited/node/"
@@ -52,7 +52,7 @@ async def refusal(scope: Scope, claim: Bind | Reserve | BindGang) -> Refused:
 # -- nodes ------------------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_awaited_node_is_not_deleted(scope: Scope) -> None:
     """Work that awaits it would wait for ever; once marked lost it may be deleted."""
     await restore_backup(scope)
@@ -63,7 +63,7 @@ async def test_awaited_node_is_not_deleted(scope: Scope) -> None:
     assert awaited_nodes(scope) == ["n1"]
 
 
-@story
+@scope_test
 async def test_every_node_is_unknown_and_awaited_after_restore(scope: Scope) -> None:
     """Even a lost node may have come back after the backup."""
     await scope.must(OPERATOR, Apply(node("n3")))
@@ -80,7 +80,7 @@ async def spawn_after_restore(scope: Scope, name: str, count: int = 1, **shape: 
     return await spawn_replicas(scope, name, count, **shape)
 
 
-@story
+@scope_test
 async def test_fenced_work_waits_until_every_node_is_ready_or_lost(scope: Scope) -> None:
     """A replica that is pending in the backup may have been bound since, and run on any of them."""
     a, b = await spawn_replicas(scope, "job", 2, type_="job")
@@ -106,7 +106,7 @@ async def test_fenced_work_waits_until_every_node_is_ready_or_lost(scope: Scope)
     await scope.must(scope.actors["scheduler"], Reserve(b, scope.at(b), "n1", T1), together)
 
 
-@story
+@scope_test
 async def test_last_report_and_binding_may_share_batch(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "job", type_="job")
     await restore_backup(scope)
@@ -126,7 +126,7 @@ async def test_last_report_and_binding_may_share_batch(scope: Scope) -> None:
     ]
 
 
-@story
+@scope_test
 async def test_eager_work_does_not_wait_for_reports(scope: Scope) -> None:
     (service,) = await spawn_replicas(scope, "service")
     (job,) = await spawn_replicas(scope, "eager", type_="job", replace="eager")
@@ -140,7 +140,7 @@ async def test_eager_work_does_not_wait_for_reports(scope: Scope) -> None:
     assert (await refusal(scope, Bind(fenced, scope.at(fenced), "n1", T1))).code is Code.AWAITING_REPORTS
 
 
-@story
+@scope_test
 async def test_running_replica_is_unknown_until_node_reports(scope: Scope) -> None:
     pending, reserved, running, finished = await spawn_replicas(scope, "w", 4, type_="job")
     await scope.must(scope.actors["scheduler"], Reserve(reserved, scope.at(reserved), "n1", T1))
@@ -165,7 +165,7 @@ async def test_running_replica_is_unknown_until_node_reports(scope: Scope) -> No
 # -- leases -----------------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_every_lease_is_vacant_and_former_holder_refused(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w")
     old = scope.actors["scheduler"]
@@ -178,7 +178,7 @@ async def test_every_lease_is_vacant_and_former_holder_refused(scope: Scope) -> 
     assert isinstance(verdict, Accepted), "no wait for the term of the former holder"
 
 
-@story
+@scope_test
 async def test_epoch_issued_after_backup_is_not_reused(scope: Scope) -> None:
     """The former holder may have the same name as the next one; only the epoch distinguishes them."""
     await scope.acquire("scheduler/x")
@@ -196,7 +196,7 @@ async def test_epoch_issued_after_backup_is_not_reused(scope: Scope) -> None:
     assert taken == [epoch * LEASE_EPOCHS_PER_STORE_EPOCH + n for n in (1, 2, 3, 4)]
 
 
-@story
+@scope_test
 async def test_second_restore_issues_higher_epochs(scope: Scope) -> None:
     backup = await scope.store.inner.backup()
     await scope.restore(backup)
@@ -214,7 +214,7 @@ async def test_second_restore_issues_higher_epochs(scope: Scope) -> None:
 # -- second takeover, lost commits ------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_restored_scope_resets_nodes_and_leases_only_once(scope: Scope) -> None:
     await restore_backup(scope)
     await acquire_leases(scope, "node-lifecycle", "scheduler")
@@ -226,7 +226,7 @@ async def test_restored_scope_resets_nodes_and_leases_only_once(scope: Scope) ->
     assert awaited_nodes(scope) == ["n2"]
 
 
-@story
+@scope_test
 async def test_commits_after_backup_are_listed_as_lost(scope: Scope) -> None:
     backup = await scope.store.inner.backup()
     last = scope.row("head")["sequence"]
@@ -238,7 +238,7 @@ async def test_commits_after_backup_are_listed_as_lost(scope: Scope) -> None:
     assert lost == [(last + 1, "apply", "workload/t1/a", ""), (last + 2, "delete", "secret/t1/none", "not_found")]
 
 
-@story
+@scope_test
 async def test_lease_unknown_to_backup_does_not_restart_its_epochs(scope: Scope) -> None:
     """F10: acquired after the backup and lost with it; its former holder must not pass for the present one."""
     (key,) = await spawn_replicas(scope, "w")

@@ -27,14 +27,14 @@ from remit.model.claims import (
     Refused,
     Renew,
     ReturnCapacity,
-    Role,
     Spawn,
 )
 from remit.model.kinds import Config, DataSpec, Device, DeviceRequest, NodeHealth, Region
 from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.records import GrantSpec, Lease, LeaseSpec
 from remit.model.resources import Amount, Duration
-from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload
+from remit.model.roles import Role
+from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, node, scope_test, workload
 from tests.unit.commitment.authority_fixture import (
     T1,
     accept_peer,
@@ -91,7 +91,7 @@ async def refusal(scope: Scope, actor: Any, claim: AnyClaim) -> tuple[Code, str]
     ],
 )
 def test_contradictory_grant_is_not_issued(name: str, spec: Any, code: Code, words: str) -> None:
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         budgets = scope.actors["budgets"]
         await scope.must(budgets, Issue("taken", BUDGET), Issue("away", slice_of("4", "scope/r2")))
@@ -101,7 +101,7 @@ def test_contradictory_grant_is_not_issued(name: str, spec: Any, code: Code, wor
     run_test()
 
 
-@story
+@scope_test
 async def test_peer_grant_is_accepted_only_as_issued(scope: Scope) -> None:
     budgets, now, here = scope.actors["budgets"], scope.clock.at_ms, scope.row("head")["incarnation"]
     await accept_peer(scope, "scope/x", "g1")
@@ -126,7 +126,7 @@ async def test_peer_grant_is_accepted_only_as_issued(scope: Scope) -> None:
     assert (await refusal(scope, budgets, Accept("held", HELD, 9, now, "g1", here)))[0] is Code.GRANT_VOID, "closed finally"
 
 
-@story
+@scope_test
 async def test_only_free_capacity_of_peer_grant_is_returned(scope: Scope) -> None:
     budgets, here = scope.actors["budgets"], scope.row("head")["incarnation"]
     await accept_peer(scope, "scope/global", "g1")
@@ -143,7 +143,7 @@ async def test_only_free_capacity_of_peer_grant_is_returned(scope: Scope) -> Non
     assert scope.row("grant/held")["spec"]["amount"] == {"cpu": "1"}, "the drawn part stays"
 
 
-@story
+@scope_test
 async def test_grant_is_closed_and_renewed_only_by_its_owner_in_time(scope: Scope) -> None:
     budgets, repair, here = scope.actors["budgets"], scope.actors["repair"], scope.row("head")["incarnation"]
     await accept_peer(scope, "scope/global", "g1")
@@ -164,7 +164,7 @@ async def test_grant_is_closed_and_renewed_only_by_its_owner_in_time(scope: Scop
     assert await scope.must(budgets, Credit("away", 1, 1, Amount(), "r2", here)) == [1], "a repeated report is accepted"
 
 
-@story
+@scope_test
 async def test_grant_of_peer_scope_is_not_drawn_by_local_namesake(scope: Scope) -> None:
     await scope.must(scope.actors["budgets"], Issue("away", slice_of("4", "scope/r2")))
     (key,) = await spawn_replicas(scope, "w")
@@ -174,12 +174,12 @@ async def test_grant_of_peer_scope_is_not_drawn_by_local_namesake(scope: Scope) 
     assert code is Code.NOT_OWNER and detail.endswith("only that scope draws on it")
 
 
-@story
+@scope_test
 async def test_only_peer_scope_can_be_declared_lost(scope: Scope) -> None:
     assert (await refusal(scope, OPERATOR, DeclareLost("scheduler")))[0] is Code.INVALID
 
 
-@story
+@scope_test
 async def test_holder_confirms_only_its_own_chargeable_grants(scope: Scope) -> None:
     await scope.must(OPERATOR, *(Apply(Region(metadata=Metadata(name=name))) for name in ("r2", "r3")))
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("4")))
@@ -204,7 +204,7 @@ async def test_holder_confirms_only_its_own_chargeable_grants(scope: Scope) -> N
 # -- declarations -----------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_invalid_declaration_is_refused_with_field_and_reason(scope: Scope) -> None:
     own = Lease(metadata=RecordMetadata(name="scheduler"), spec=LeaseSpec(holder="me", epoch=9))
     twice = (Device(name="gpu-0", kind="gpu"), Device(name="gpu-0", kind="gpu"))
@@ -234,7 +234,7 @@ async def test_invalid_declaration_is_refused_with_field_and_reason(scope: Scope
     assert code is Code.INVALID and detail.startswith("spec.template.devices: ")
 
 
-@story
+@scope_test
 async def test_region_with_nodes_is_not_deleted(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r1"))))
     code, detail = await refusal(scope, OPERATOR, Delete("Region", "r1"))
@@ -242,7 +242,7 @@ async def test_region_with_nodes_is_not_deleted(scope: Scope) -> None:
     await scope.must(OPERATOR, Delete("Node", "n1"), Delete("Node", "n2"), Delete("Region", "r1"))
 
 
-@story
+@scope_test
 async def test_workload_controller_may_delete_only_workloads(scope: Scope) -> None:
     workloads = scope.actors["workloads"]
     await scope.must(USER, Apply(workload("w")))
@@ -254,7 +254,7 @@ async def test_workload_controller_may_delete_only_workloads(scope: Scope) -> No
 # -- transitions ------------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_transition_needs_existing_object_revision_and_phase(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w", type_="job", retries=3)
     workloads, nodes = scope.actors["workloads"], scope.actors["node-lifecycle"]
@@ -270,7 +270,7 @@ async def test_transition_needs_existing_object_revision_and_phase(scope: Scope)
     assert code is Code.PHASE and detail == f"{key} is pending; requeue does not start from that phase"
 
 
-@story
+@scope_test
 async def test_completed_or_orphaned_replica_is_not_requeued(scope: Scope) -> None:
     done, cancelled = await spawn_replicas(scope, "w", 2, type_="job", retries=3, replicas=2)
     await bind(scope, done)

@@ -19,7 +19,6 @@ from remit.model.claims import (
     Refused,
     Renew,
     Reserve,
-    Role,
     Spawn,
     Verdict,
 )
@@ -27,7 +26,8 @@ from remit.model.kinds import Affinity, NodeHealth, Placement, Policy, PolicyAll
 from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
-from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, node, story, workload
+from remit.model.roles import Role
+from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, node, scope_test, workload
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas, transition_claim
 
 TEN_SECONDS = Duration(10_000)
@@ -70,7 +70,7 @@ async def acquire_scheduler(scope: Scope, name: str, ttl: Duration = HOUR) -> Ac
 # -- leases -----------------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_expired_lease_refuses_claims_and_renewal(scope: Scope) -> None:
     a, b = await spawn_replicas(scope, "w", 2)
     holder = await acquire_scheduler(scope, "x", TEN_SECONDS)
@@ -82,7 +82,7 @@ async def test_expired_lease_refuses_claims_and_renewal(scope: Scope) -> None:
     assert await scope.refused(holder, bind_to(scope, b)) is Code.LEASE_EXPIRED
 
 
-@story
+@scope_test
 async def test_lease_renewed_in_time_stays_valid(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w")
     holder = await acquire_scheduler(scope, "x", TEN_SECONDS)
@@ -93,7 +93,7 @@ async def test_lease_renewed_in_time_stays_valid(scope: Scope) -> None:
     await scope.must(holder, bind_to(scope, key))
 
 
-@story
+@scope_test
 async def test_renewal_without_own_lease_is_refused(scope: Scope) -> None:
     """An operator acts without a lease, so it cannot renew an agent's: only the agent ends its own silence."""
     named = Actor(OPERATOR.name, OPERATOR.role, "agent/n1", scope.actors["agent/n1"].epoch)
@@ -102,7 +102,7 @@ async def test_renewal_without_own_lease_is_refused(scope: Scope) -> None:
     assert scope.lead.authority.renewals.renewed_ms["agent/n1"] == scope.clock.at_ms - 1
 
 
-@story
+@scope_test
 async def test_lease_is_taken_over_only_after_expiry(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w")
     holder = await acquire_scheduler(scope, "x", TEN_SECONDS)
@@ -117,7 +117,7 @@ async def test_lease_is_taken_over_only_after_expiry(scope: Scope) -> None:
 # -- evidence ---------------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_placement_on_evidence_over_a_minute_old_is_refused(scope: Scope) -> None:
     a, b, _ = await spawn_replicas(scope, "w", 3)
     scheduler, old, last = scope.actors["scheduler"], Evidence(age_ms=60_001), Evidence(age_ms=60_000)
@@ -130,7 +130,7 @@ async def test_placement_on_evidence_over_a_minute_old_is_refused(scope: Scope) 
     assert await scope.refused(scheduler, bind_to(scope, b), old) is Code.STALE_EVIDENCE, "also for a reserved replica"
 
 
-@story
+@scope_test
 async def test_gang_on_evidence_over_a_minute_old_is_refused(scope: Scope) -> None:
     members = await spawn_replicas(scope, "g", 2, gang=2)
     binds = BindGang(tuple(bind_to(scope, key) for key in members))
@@ -142,7 +142,7 @@ async def test_gang_on_evidence_over_a_minute_old_is_refused(scope: Scope) -> No
 # -- within one batch -------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_policy_applies_to_next_claim_of_same_batch(scope: Scope) -> None:
     a, b, c = await spawn_replicas(scope, "w", 3)
     scheduler = scope.actors["scheduler"]
@@ -161,7 +161,7 @@ async def test_policy_applies_to_next_claim_of_same_batch(scope: Scope) -> None:
     assert await scope.refused(scheduler, Reserve(c, scope.at(c), "n2", T1)) is Code.POLICY
 
 
-@story
+@scope_test
 async def test_workload_deleted_earlier_in_batch_is_not_bound(scope: Scope) -> None:
     a, b = await spawn_replicas(scope, "w", 2)
     scheduler = scope.actors["scheduler"]
@@ -175,7 +175,7 @@ async def test_workload_deleted_earlier_in_batch_is_not_bound(scope: Scope) -> N
     assert await scope.refused(scheduler, bind_to(scope, b)) is Code.DELETING, "also in later batches"
 
 
-@story
+@scope_test
 async def test_workload_deleted_after_bind_in_batch_is_not_bound_again(scope: Scope) -> None:
     a, b = await spawn_replicas(scope, "w", 2)
     scheduler = scope.actors["scheduler"]
@@ -189,7 +189,7 @@ async def test_workload_deleted_after_bind_in_batch_is_not_bound_again(scope: Sc
     assert answers == [None, None, None, Code.DELETING]
 
 
-@story
+@scope_test
 async def test_workload_changed_in_batch_keeps_spec_of_older_replicas(scope: Scope) -> None:
     (old,) = await spawn_replicas(scope, "w", cpu="3", replicas=2)
     answers = await send_batch(
@@ -207,7 +207,7 @@ async def test_workload_changed_in_batch_keeps_spec_of_older_replicas(scope: Sco
 # -- after a node has changed zones -----------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_spread_counts_replicas_in_present_zones_of_nodes(scope: Scope) -> None:
     a, b, c = await spawn_replicas(scope, "w", 3, placement=EVEN)
     await join_node(scope, "n3", "b")
@@ -219,7 +219,7 @@ async def test_spread_counts_replicas_in_present_zones_of_nodes(scope: Scope) ->
     await bind(scope, c, "n3")
 
 
-@story
+@scope_test
 async def test_zone_without_nodes_does_not_count_for_spread(scope: Scope) -> None:
     a, b = await spawn_replicas(scope, "w", 2, placement=EVEN)
     await bind(scope, a, "n1")
@@ -228,7 +228,7 @@ async def test_zone_without_nodes_does_not_count_for_spread(scope: Scope) -> Non
     await bind(scope, b, "n1")
 
 
-@story
+@scope_test
 async def test_anti_affinity_follows_present_zones_of_nodes(scope: Scope) -> None:
     a, b = await spawn_replicas(scope, "w", 2, placement=APART, labels={"app": "x"})
     (other,) = await spawn_replicas(scope, "v", labels={"app": "x"})
@@ -243,7 +243,7 @@ async def test_anti_affinity_follows_present_zones_of_nodes(scope: Scope) -> Non
     await bind(scope, b, "n3")
 
 
-@story
+@scope_test
 async def test_node_and_its_last_replica_may_go_in_one_batch(scope: Scope) -> None:
     """The replica was counted in a zone that cannot be looked up any more."""
     a, b = await spawn_replicas(scope, "w", 2, placement=APART, labels={"app": "x"})
@@ -260,7 +260,7 @@ async def test_node_and_its_last_replica_may_go_in_one_batch(scope: Scope) -> No
 # -- ownership of grants ----------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_grant_is_drawn_only_by_its_holder(scope: Scope) -> None:
     await scope.must(scope.actors["budgets"], Issue("offer", slice_of("4", "scheduler/x")))
     await scope.must(scope.actors["budgets"], Issue("by-name", slice_of("4", "scheduler/x!")))
@@ -272,7 +272,7 @@ async def test_grant_is_drawn_only_by_its_holder(scope: Scope) -> None:
     await scope.must(holder, bind_to(scope, a, grant="offer"), bind_to(scope, b, grant="by-name"))
 
 
-@story
+@scope_test
 async def test_grant_is_drawn_only_for_its_tenant(scope: Scope) -> None:
     amount, budgets = amounts(cpu="4"), scope.actors["budgets"]
     await scope.must(budgets, Issue("slice", slice_of("4", "scheduler")))
@@ -287,7 +287,7 @@ async def test_grant_is_drawn_only_for_its_tenant(scope: Scope) -> None:
         await bind(scope, key, grant=grant)
 
 
-@story
+@scope_test
 async def test_budget_is_drawn_only_for_tenants_with_share(scope: Scope) -> None:
     shares = {"t2": amounts(cpu="1")}
     spec = GrantSpec(holder="scheduler", amount=amounts(cpu="1"), shares=shares, purpose="budget", ttl=HOUR)
@@ -296,7 +296,7 @@ async def test_budget_is_drawn_only_for_tenants_with_share(scope: Scope) -> None
     assert await scope.refused(scope.actors["scheduler"], bind_to(scope, key, grant="recovery")) is Code.NOT_OWNER
 
 
-@story
+@scope_test
 async def test_scheduler_passes_on_only_its_own_grants(scope: Scope) -> None:
     holder, rival = await acquire_scheduler(scope, "x"), await acquire_scheduler(scope, "y")
     await scope.must(scope.actors["budgets"], Issue("offer", slice_of("4", "scheduler/x")))
@@ -311,7 +311,7 @@ async def test_scheduler_passes_on_only_its_own_grants(scope: Scope) -> None:
     await scope.must(rival, bind_to(scope, key, grant="part"))
 
 
-@story
+@scope_test
 async def test_scheduler_renews_and_closes_only_own_or_passed_on_grants(scope: Scope) -> None:
     holder, rival = await acquire_scheduler(scope, "x"), await acquire_scheduler(scope, "y")
     await scope.must(scope.actors["budgets"], Issue("offer", slice_of("4", "scheduler/x")))
@@ -322,7 +322,7 @@ async def test_scheduler_renews_and_closes_only_own_or_passed_on_grants(scope: S
     await scope.must(holder, Renew("part"), Close("part"), Renew("offer"), Close("offer"))
 
 
-@story
+@scope_test
 async def test_scheduler_may_not_issue_budget(scope: Scope) -> None:
     await scope.must(scope.actors["budgets"], Issue("offer", slice_of("4", "scheduler")))
     shares = {"t2": amounts(cpu="1")}
@@ -333,7 +333,7 @@ async def test_scheduler_may_not_issue_budget(scope: Scope) -> None:
 # -- gangs ------------------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_gang_in_two_regions_or_with_standby_is_refused(scope: Scope) -> None:
     wide = Placement(regions=("r1", "r2"))
     spare = Placement(regions=("r1",), standby=(Standby(region="r2", replicas=1, budget="recovery"),))

@@ -26,7 +26,7 @@ from remit.model.claims import (
 from remit.model.records import DecisionSpec, EventSpec
 from remit.model.resources import Duration
 from remit.store.protocol import Compacted
-from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, story, tenant, workload
+from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, scope_test, tenant, workload
 from tests.unit.commitment.authority_fixture import T1, accept_peer, bind, commit_transitions, credit, slice_of, spawn_replicas
 
 MINUTE = Duration(60_000)
@@ -36,7 +36,7 @@ NOTHING = Delete("Secret", "none", "t1")
 # -- terms, after a takeover ------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_local_grant_gets_full_new_term_at_takeover(scope: Scope) -> None:
     """Its holder could not renew it without an authority; local grants use the authority's clock on any boot."""
     await scope.must(scope.actors["budgets"], Issue("offer", slice_of("4", "scheduler", MINUTE)))
@@ -54,7 +54,7 @@ async def test_local_grant_gets_full_new_term_at_takeover(scope: Scope) -> None:
     assert await scope.refused(scope.actors["scheduler"], late) is Code.GRANT_EXPIRED, "exactly one term"
 
 
-@story
+@scope_test
 async def test_lease_gets_full_new_term_at_takeover(scope: Scope) -> None:
     await scope.acquire("scheduler/x", ttl=MINUTE)
     a, b = await spawn_replicas(scope, "w", 2)
@@ -88,7 +88,7 @@ async def notes(scope: Scope) -> set[str]:
 def test_only_latest_events_and_decisions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTES_MAX", 4)
 
-    @story
+    @scope_test
     async def one_after_another(scope: Scope) -> None:
         await scope.must(USER, record_event("z"), record_decision("y"), record_event("x"))
         assert await notes(scope) == {"z", "y", "x"}
@@ -104,7 +104,7 @@ def test_only_latest_events_and_decisions_are_kept(monkeypatch: pytest.MonkeyPat
 def test_note_limit_holds_after_takeover(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "NOTES_MAX", 4)
 
-    @story
+    @scope_test
     async def one_after_another(scope: Scope) -> None:
         for claim in (record_event("a"), record_event("b"), record_decision("c"), record_decision("d")):
             await scope.must(USER, claim)
@@ -121,7 +121,7 @@ def test_oldest_notes_are_dropped_after_takeover(monkeypatch: pytest.MonkeyPatch
     """Whatever their names: an event is not older than a decision because it was read first."""
     monkeypatch.setattr(module, "NOTES_MAX", 4)
 
-    @story
+    @scope_test
     async def one_after_another(scope: Scope) -> None:
         for claim in (record_decision("z"), record_event("y"), record_decision("x"), record_event("w")):
             await scope.must(USER, claim)
@@ -148,7 +148,7 @@ async def refusal(scope: Scope, operation: Operation) -> Code:
     return answers[0].code
 
 
-@story
+@scope_test
 async def test_audit_records_node_and_result(scope: Scope) -> None:
     (one,) = await spawn_replicas(scope, "w", 1)
     await bind(scope, one)
@@ -157,7 +157,7 @@ async def test_audit_records_node_and_result(scope: Scope) -> None:
     assert [(entry.did, entry.detail) for entry in await audit_entries(scope)] == [("move crash", "r")]
 
 
-@story
+@scope_test
 async def test_audit_records_refusal_of_expired_id(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     scope.clock.at_ms += (WINDOWS_RETAINED + 2) * WINDOW_MS
@@ -168,14 +168,14 @@ async def test_audit_records_refusal_of_expired_id(scope: Scope) -> None:
     assert (entry.did, entry.subject) == ("apply", "workload/t1/w")
 
 
-@story
+@scope_test
 async def test_audit_records_refusal_of_other_incarnation(scope: Scope) -> None:
     operation = Operation(OperationID("elsewhere.1.x"), USER, NOTHING)
     assert await refusal(scope, operation) is Code.OPERATION_EXPIRED
     assert [(entry.id, entry.code) for entry in await audit_entries(scope)] == [(operation.id, "operation_expired")]
 
 
-@story
+@scope_test
 async def test_audit_records_mismatched_id_without_changing_outcome(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     first = await scope.send([operation])
@@ -189,7 +189,7 @@ async def test_audit_records_mismatched_id_without_changing_outcome(scope: Scope
     assert await audit_entries(scope) == [], "a retry is not recorded again"
 
 
-@story
+@scope_test
 async def test_audit_records_id_used_twice_in_batch(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     other = Operation(operation.id, OPERATOR, Apply(workload("other")))
@@ -207,7 +207,7 @@ def test_authority_compacts_history_beyond_retained_revisions(monkeypatch: pytes
     monkeypatch.setattr(authority, "COMPACT_EVERY_BATCHES", 4)
     monkeypatch.setattr(authority, "HISTORY_REVISIONS", 6)
 
-    @story
+    @scope_test
     async def batch_after_batch(scope: Scope) -> None:
         store = scope.store.inner
         early = await store.revision()
@@ -230,7 +230,7 @@ def test_authority_compacts_history_beyond_retained_revisions(monkeypatch: pytes
 def test_old_generation_is_removed_with_its_last_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workloads, "GENERATIONS_KEPT", 2)
 
-    @story
+    @scope_test
     async def version_after_version(scope: Scope) -> None:
         async def changed(*replicas: int) -> list[int]:
             """The generations that are kept after these changes."""
@@ -257,7 +257,7 @@ def test_old_generation_is_removed_with_its_last_replica(monkeypatch: pytest.Mon
 # -- slices of quota --------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_quota_slice_of_other_scope_is_not_drawn_locally(scope: Scope) -> None:
     """Of a quota of 4, another scope holds 3."""
     budgets, scheduler = scope.actors["budgets"], scope.actors["scheduler"]
@@ -274,7 +274,7 @@ async def test_quota_slice_of_other_scope_is_not_drawn_locally(scope: Scope) -> 
     await bind(scope, b)
 
 
-@story
+@scope_test
 async def test_slices_exceed_neither_quota_nor_draws(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(OPERATOR, Apply(tenant("t1", "4")))
@@ -287,7 +287,7 @@ async def test_slices_exceed_neither_quota_nor_draws(scope: Scope) -> None:
     assert await scope.refused(budgets, Issue("u", slice_of("1", "scheduler"))) is Code.GRANT_SHORT
 
 
-@story
+@scope_test
 async def test_quota_shrunk_below_its_slices_lists_excess(scope: Scope) -> None:
     """Granted capacity stays with its holder; the excess has to be drained."""
     budgets, scheduler = scope.actors["budgets"], scope.actors["scheduler"]

@@ -20,7 +20,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec
 from remit.model.resources import Duration
-from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, USER, Scope, amounts, node, story, tenant, workload
+from tests.properties.authority_world import HOUR, OPERATOR, TAINTED, USER, Scope, amounts, node, scope_test, tenant, workload
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas, used_on
 
 MINUTE = Duration(60_000)
@@ -53,7 +53,7 @@ async def priority_of_new_replica(scope: Scope, name: str, owner: str = "t1", **
     return int(scope.row(f"replica/{owner}/{name}-0")["spec"].get("priority", 0))
 
 
-@story
+@scope_test
 async def test_new_replicas_respect_priority_limits_of_policies(scope: Scope) -> None:
     assert await priority_of_new_replica(scope, "before") == 1000
     await scope.must(OPERATOR, priority_limit(50, tenants=("t1",)))
@@ -67,7 +67,7 @@ async def test_new_replicas_respect_priority_limits_of_policies(scope: Scope) ->
     assert scope.row("replica/t1/before-0")["spec"]["priority"] == 1000, "existing replicas keep theirs"
 
 
-@story
+@scope_test
 async def test_priority_limit_may_match_workload_name(scope: Scope) -> None:
     """The built-in workload label selects for priorities as it does for placement."""
     await scope.must(OPERATOR, priority_limit(7, labels={"remit/workload": "loud"}))
@@ -75,7 +75,7 @@ async def test_priority_limit_may_match_workload_name(scope: Scope) -> None:
     assert await priority_of_new_replica(scope, "quiet") == 1000
 
 
-@story
+@scope_test
 async def test_replica_with_limited_priority_preempts_only_below_limit(scope: Scope) -> None:
     (weak,) = await spawn_replicas(scope, "weak", priority="high")
     await bind(scope, weak)
@@ -88,7 +88,7 @@ async def test_replica_with_limited_priority_preempts_only_below_limit(scope: Sc
     assert scope.phase(weak) == "bound"
 
 
-@story
+@scope_test
 async def test_class_without_preemption_may_not_preempt(scope: Scope) -> None:
     polite = PriorityClass(metadata=Metadata(name="polite"), spec=PriorityClassSpec(value=500, preempts=False))
     await scope.must(OPERATOR, Apply(polite))
@@ -104,7 +104,7 @@ async def test_class_without_preemption_may_not_preempt(scope: Scope) -> None:
 # -- daemons ----------------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_daemon_has_one_replica_per_node_on_all_nodes(scope: Scope) -> None:
     replicas = await spawn_replicas(scope, "d", 4, replicas=1, type_="daemon")
     (other,) = await spawn_replicas(scope, "e", type_="daemon")
@@ -124,7 +124,7 @@ async def test_daemon_has_one_replica_per_node_on_all_nodes(scope: Scope) -> Non
     await bind(scope, replicas[2])
 
 
-@story
+@scope_test
 async def test_daemon_respects_its_anti_affinity(scope: Scope) -> None:
     apart = Placement(anti_affinity=(Affinity(label_selector={"app": "db"}, topology_key="zone"),))
     (db,) = await spawn_replicas(scope, "db", labels={"app": "db"})
@@ -149,7 +149,7 @@ def bind_gang(scope: Scope, *keys: str, on: str = "n1") -> BindGang:
 def test_member_joins_only_gang_with_enough_working_members(gone: tuple[str, ...]) -> None:
     """Draining, unknown, finished and failed members use capacity but do not count as working."""
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         a, b, late, later = await spawn_replicas(scope, "g", 4, gang=2, type_="job", replace="eager")
         await scope.must(scope.actors["scheduler"], bind_gang(scope, a, b))
@@ -163,7 +163,7 @@ def test_member_joins_only_gang_with_enough_working_members(gone: tuple[str, ...
     run_test()
 
 
-@story
+@scope_test
 async def test_gang_that_does_not_fit_binds_nothing(scope: Scope) -> None:
     members = await spawn_replicas(scope, "g", 3, gang=3, cpu="2")
     refused = await refusal(scope, bind_gang(scope, *members))
@@ -177,7 +177,7 @@ async def test_gang_that_does_not_fit_binds_nothing(scope: Scope) -> None:
     assert await scope.must(scope.actors["scheduler"], BindGang(spread)) == [3]
 
 
-@story
+@scope_test
 async def test_gang_claim_contains_one_gang_only(scope: Scope) -> None:
     ours = await spawn_replicas(scope, "g", 2, gang=2)
     theirs = await spawn_replicas(scope, "h", 2, gang=2)
@@ -189,7 +189,7 @@ async def test_gang_claim_contains_one_gang_only(scope: Scope) -> None:
     assert [scope.phase(key) for key in (*ours, *theirs, single)] == ["pending"] * 5
 
 
-@story
+@scope_test
 async def test_gang_claim_contains_one_generation_only(scope: Scope) -> None:
     """S9: two of the old generation and one of the new are not a gang of three."""
     keys = await spawn_replicas(scope, "g", 2, gang=3, replicas=3)
@@ -199,7 +199,7 @@ async def test_gang_claim_contains_one_generation_only(scope: Scope) -> None:
     assert await scope.refused(scope.actors["scheduler"], BindGang(binds)) == Code.INVALID
 
 
-@story
+@scope_test
 async def test_gang_larger_than_replicas_is_refused(scope: Scope) -> None:
     assert await scope.refused(USER, Apply(workload("g", replicas=2, gang=3))) is Code.INVALID
     await scope.must(USER, Apply(workload("g", replicas=3, gang=3)))
@@ -208,7 +208,7 @@ async def test_gang_larger_than_replicas_is_refused(scope: Scope) -> None:
 # -- reservations -----------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_reservation_binds_although_grant_expired_or_closed(scope: Scope) -> None:
     """Existing draws stay valid: only new ones end with the grant."""
     budgets, scheduler = scope.actors["budgets"], scope.actors["scheduler"]
@@ -226,7 +226,7 @@ async def test_reservation_binds_although_grant_expired_or_closed(scope: Scope) 
     assert await scope.refused(scheduler, bind_to(scope, late, grant="offer")) is Code.GRANT_VOID
 
 
-@story
+@scope_test
 async def test_released_reservation_is_not_repeated_after_grant_expiry(scope: Scope) -> None:
     await scope.must(scope.actors["budgets"], Issue("offer", slice_of("4", "scheduler", MINUTE)))
     (key,) = await spawn_replicas(scope, "w")
@@ -236,7 +236,7 @@ async def test_released_reservation_is_not_repeated_after_grant_expiry(scope: Sc
     assert await scope.refused(scope.actors["scheduler"], bind_to(scope, key, grant="offer")) is Code.GRANT_EXPIRED
 
 
-@story
+@scope_test
 async def test_reservation_over_shrunk_quota_is_not_bound(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w", cpu="3")
     await scope.must(scope.actors["scheduler"], Reserve(key, scope.at(key), "n1", T1))
@@ -246,7 +246,7 @@ async def test_reservation_over_shrunk_quota_is_not_bound(scope: Scope) -> None:
     assert scope.phase(key) == "reserved"
 
 
-@story
+@scope_test
 async def test_reservation_needs_pending_existing_replica_and_current_victims(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w")
     await bind(scope, key)
@@ -264,7 +264,7 @@ async def test_reservation_needs_pending_existing_replica_and_current_victims(sc
 # -- offers and quota -------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_offer_draw_is_charged_to_tenant_quota_too(scope: Scope) -> None:
     """An offer grants capacity, not quota: both must cover the draw."""
     spec = GrantSpec(holder="scheduler", amount=amounts(cpu="8"), purpose="offer", ttl=HOUR)
@@ -279,7 +279,7 @@ async def test_offer_draw_is_charged_to_tenant_quota_too(scope: Scope) -> None:
 # -- node constraints -------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_bind_respects_selector_taints_and_affinity(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(node("n2", zone="b", labels={"disk": "ssd"}, taints=(TAINTED,))))
     (fast,) = await spawn_replicas(scope, "fast", placement=Placement(node_selector={"disk": "ssd"}))
@@ -294,7 +294,7 @@ async def test_bind_respects_selector_taints_and_affinity(scope: Scope) -> None:
     assert (await refusal(scope, bind_to(scope, follower))).code is Code.AFFINITY, "neighbour in another zone"
 
 
-@story
+@scope_test
 async def test_bind_to_unready_node_is_refused_with_health(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w")
     await scope.must(scope.actors["node-lifecycle"], Mark("n1", scope.at("node/n1"), NodeHealth.SUSPECT))

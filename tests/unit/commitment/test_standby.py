@@ -19,7 +19,7 @@ from remit.model.claims import Accepted, Apply
 from remit.store import chain
 from remit.store.memory import MemoryStore
 from remit.store.protocol import Compacted, Corrupt, Page, Store, Unavailable
-from tests.properties.authority_world import USER, CountedIds, FakeClock, Scope, story, workload
+from tests.properties.authority_world import USER, CountedIds, FakeClock, Scope, scope_test, workload
 
 
 def standby(scope: Scope, name: str = "s") -> Standby:
@@ -50,7 +50,7 @@ async def stop_task(serving: asyncio.Task[None]) -> None:
     await asyncio.wait({serving})
 
 
-@story
+@scope_test
 async def test_standby_forwards_calls_to_leader(scope: Scope) -> None:
     operation = await scope.operation(USER, Apply(workload("w")))
     answers = await standby(scope).submit([operation])
@@ -61,7 +61,7 @@ async def test_standby_forwards_calls_to_leader(scope: Scope) -> None:
     assert (status.leader, status.boot, status.now_ms) == ("a1", "boot-1", scope.clock.at_ms)
 
 
-@story
+@scope_test
 async def test_standby_without_connection_refers_to_leader_by_name(scope: Scope) -> None:
     waiting = standby(scope)
     await scope.take_over()
@@ -116,7 +116,7 @@ class HeartbeatClock(FakeClock):
         limit.reschedule(0.0)
 
 
-@story
+@scope_test
 async def test_advancing_chain_counts_as_live_leader(scope: Scope) -> None:
     """F16: four checks a term; one advance in that time is enough."""
     waiting, clock = standby(scope), SteppedClock()
@@ -134,7 +134,7 @@ async def test_advancing_chain_counts_as_live_leader(scope: Scope) -> None:
     assert silence.done(), "the term ends in silence"
 
 
-@story
+@scope_test
 async def test_restarted_leader_leads_again_at_once(scope: Scope) -> None:
     """F15: names are unique, so the former process of this name is gone."""
     await scope.must(USER, Apply(workload("w")))
@@ -143,7 +143,7 @@ async def test_restarted_leader_leads_again_at_once(scope: Scope) -> None:
     assert scope.clock.at_ms == before_ms
 
 
-@story
+@scope_test
 async def test_deposed_standby_waits_a_term_despite_own_name(scope: Scope) -> None:
     waiting = standby(scope)
     serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
@@ -162,7 +162,7 @@ async def test_deposed_standby_waits_a_term_despite_own_name(scope: Scope) -> No
     await stop_task(serving)
 
 
-@story
+@scope_test
 async def test_failed_takeovers_are_two_terms_apart(scope: Scope) -> None:
     """F09, L8: the other standbys get a term in between, however often it fails."""
     waiting, clock = standby(scope), SteppedClock()
@@ -187,7 +187,7 @@ async def test_failed_takeovers_are_two_terms_apart(scope: Scope) -> None:
     await stop_task(serving)
 
 
-@story
+@scope_test
 async def test_leader_that_wrote_nothing_waits_a_term(scope: Scope) -> None:
     """F15: it may crash at every takeover and would keep the others from leading."""
     leader = (await scope.take_over()).authority
@@ -201,7 +201,7 @@ async def test_leader_that_wrote_nothing_waits_a_term(scope: Scope) -> None:
     assert silence.done()
 
 
-@story
+@scope_test
 async def test_unreadable_store_is_not_silence(scope: Scope) -> None:
     """F09"""
     scope.store.reads.extend(["unavailable"] * 12)
@@ -212,7 +212,7 @@ async def test_unreadable_store_is_not_silence(scope: Scope) -> None:
     await waiting
 
 
-@story
+@scope_test
 async def test_standby_leads_after_silence_and_waits_when_deposed(scope: Scope) -> None:
     """F15 F16: whichever is mistaken about the other, the store lets only one of them write."""
     waiting = standby(scope)
@@ -234,7 +234,7 @@ async def test_standby_leads_after_silence_and_waits_when_deposed(scope: Scope) 
 def test_store_failure_during_takeover_does_not_stop_standby(failing: str) -> None:
     """F09 F11: otherwise no authority would lead once the store is back."""
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         waiting = standby(scope)
         await waiting.wait_for_silence()
@@ -272,7 +272,7 @@ async def slow_takeover(
         yield asyncio.create_task(work), read
 
 
-@story
+@scope_test
 async def test_takeover_with_long_read_writes_heartbeats(scope: Scope) -> None:
     """F16, L8: without them it would be deposed each time, and no authority would ever lead."""
     await scope.must(USER, Apply(workload("w")))
@@ -297,7 +297,7 @@ async def test_takeover_with_long_read_writes_heartbeats(scope: Scope) -> None:
 def test_unanswered_heartbeat_does_not_end_takeover(word: str) -> None:
     """F01 F09: it is settled, or the next one is written."""
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         await scope.must(USER, Apply(workload("w")))
         clock = HeartbeatClock()
@@ -316,7 +316,7 @@ def test_unanswered_heartbeat_does_not_end_takeover(word: str) -> None:
     run_test()
 
 
-@story
+@scope_test
 async def test_takeover_deposed_while_reading_stops(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w")))
     clock = HeartbeatClock()
@@ -333,7 +333,7 @@ async def test_takeover_deposed_while_reading_stops(scope: Scope) -> None:
 def test_takeover_heartbeats_in_restored_store_but_not_in_new_one(first: bool) -> None:
     """They are distinguished by takeovers and decisions: a heartbeat in a new store would make it look restored."""
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         store, clock = MemoryStore() if first else scope.store.inner, HeartbeatClock()
         if not first:
@@ -363,7 +363,7 @@ async def _sequence(store: Store) -> int:
     return 0 if place is None else place.head.sequence
 
 
-@story
+@scope_test
 async def test_takeover_without_heartbeats_writes_nothing_while_reading(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w")))
     clock = HeartbeatClock()
@@ -376,7 +376,7 @@ async def test_takeover_without_heartbeats_writes_nothing_while_reading(scope: S
         await taking
 
 
-@story
+@scope_test
 async def test_standby_writes_heartbeats_during_takeover(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w")))
     waiting, clock = standby(scope), HeartbeatClock()
@@ -394,7 +394,7 @@ async def test_standby_writes_heartbeats_during_takeover(scope: Scope) -> None:
     await stop_task(serving)
 
 
-@story
+@scope_test
 async def test_takeover_that_never_finishes_reading_stops_heartbeats(scope: Scope) -> None:
     """L8: so that another standby may take over."""
     await scope.must(USER, Apply(workload("w")))
@@ -411,7 +411,7 @@ async def test_takeover_that_never_finishes_reading_stops_heartbeats(scope: Scop
         await asyncio.wait({taking})
 
 
-@story
+@scope_test
 async def test_compaction_during_takeover_read_loses_nothing(scope: Scope) -> None:
     """F06: only its own heartbeats lie between the start of the read and now."""
     await scope.must(USER, Apply(workload("w")))
@@ -426,7 +426,7 @@ async def test_compaction_during_takeover_read_loses_nothing(scope: Scope) -> No
     assert found == [key for key in scope.books.objects if key.startswith("workload/")] != []
 
 
-@story
+@scope_test
 async def test_failed_read_during_takeover_is_retried(scope: Scope) -> None:
     """F09: a takeover makes many reads."""
     await scope.must(USER, Apply(workload("w")))
@@ -440,7 +440,7 @@ async def test_failed_read_during_takeover_is_retried(scope: Scope) -> None:
 def test_standby_cancelled_during_failure_ends(failing: str) -> None:
     """A failing task group may swallow the cancellation, and the standby would serve on."""
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         await scope.must(USER, Apply(workload("w")))
         waiting, clock, held = standby(scope), HeartbeatClock(), asyncio.Event()
@@ -478,7 +478,7 @@ def test_standby_cancelled_during_failure_ends(failing: str) -> None:
     run_test()
 
 
-@story
+@scope_test
 async def test_duration_of_chain_check_extends_wait_twice(scope: Scope) -> None:
     """F12: a leader needs as long for a heartbeat; on a slow store standbys would depose each other."""
     waiting, inner = standby(scope), chain.read_position
@@ -500,7 +500,7 @@ async def test_duration_of_chain_check_extends_wait_twice(scope: Scope) -> None:
             assert scope.clock.at_ms - began_ms == waited_ms, "the slowest check of a term counts"
 
 
-@story
+@scope_test
 async def test_lost_race_doubles_wait_until_another_leads(scope: Scope) -> None:
     waiting = standby(scope)
     await scope.take_over()
@@ -521,7 +521,7 @@ async def test_lost_race_doubles_wait_until_another_leads(scope: Scope) -> None:
 # -- fatal and transient errors ---------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_standby_overtaken_by_compaction_waits_again(scope: Scope) -> None:
     """F16: another authority has led since, and compacted; this must not end the standby."""
     waiting, inner = standby(scope), scope.store.range
@@ -548,7 +548,7 @@ async def test_standby_overtaken_by_compaction_waits_again(scope: Scope) -> None
     await stop_task(serving)
 
 
-@story
+@scope_test
 async def test_corrupt_head_ends_standby_with_cure(scope: Scope) -> None:
     """Otherwise the operator would not learn that no authority can lead."""
     damaged = mock.AsyncMock(side_effect=Corrupt("the head row does not decode; restore a backup"))
@@ -560,7 +560,7 @@ async def test_corrupt_head_ends_standby_with_cure(scope: Scope) -> None:
             await waiting.status()
 
 
-@story
+@scope_test
 async def test_corrupt_row_ends_standby_after_one_takeover(scope: Scope) -> None:
     """It must not depose others again and again."""
     waiting = standby(scope)
@@ -574,7 +574,7 @@ async def test_corrupt_row_ends_standby_after_one_takeover(scope: Scope) -> None
     assert waiting.leading is None
 
 
-@story
+@scope_test
 async def test_leading_standby_answers_itself(scope: Scope) -> None:
     waiting = standby(scope)
     serving = asyncio.create_task(waiting.serve(heartbeat_ms=1_000_000))
@@ -583,7 +583,7 @@ async def test_leading_standby_answers_itself(scope: Scope) -> None:
     await stop_task(serving)
 
 
-@story
+@scope_test
 async def test_standby_that_cannot_read_leader_refuses_without_hint(scope: Scope) -> None:
     """F09: nothing was applied, and another server may know the leader."""
     scope.store.reads.append("unavailable")

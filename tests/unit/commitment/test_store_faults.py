@@ -30,16 +30,16 @@ from remit.model.claims import (
     RecordDecision,
     RecordEvent,
     Refused,
-    Role,
 )
 from remit.model.kinds import Config, DataSpec, Placement
 from remit.model.metadata import Metadata, RecordMetadata
 from remit.model.objects import encode
 from remit.model.records import DecisionSpec, EventSpec, Grant, Lease, LeaseSpec
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.store import chain
 from remit.store.protocol import VALUE_BYTES_MAX, Corrupt
-from tests.properties.authority_world import OPERATOR, USER, Scope, furnished, node, run, story, workload
+from tests.properties.authority_world import OPERATOR, USER, Scope, node, populated_scope, run, scope_test, workload
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, slice_of, spawn_replicas
 
 
@@ -52,7 +52,7 @@ def test_exception_in_one_claim_is_fault_and_batch_is_decided(monkeypatch: pytes
 
     monkeypatch.setattr("remit.commitment.batch.decide", tripping)
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         names = ("before", "poison", "after")
         operations = [await scope.operation(USER, Apply(workload(name))) for name in names]
@@ -72,10 +72,10 @@ def test_oversized_row_is_fault_of_its_own_operation_only(monkeypatch: pytest.Mo
     """Claims are bounded by their own size; together they may still exceed one row."""
     monkeypatch.setattr("remit.store.keys.VALUE_BYTES_MAX", 60_000)
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         large = Config(metadata=Metadata(name="large", tenant="t1"), spec=DataSpec(data={"k": "x" * 64_000}))
-        operations = [await scope.operation(USER, Apply(thing)) for thing in (workload("a"), large, workload("b"))]
+        operations = [await scope.operation(USER, Apply(obj)) for obj in (workload("a"), large, workload("b"))]
         verdicts = await scope.send(operations)
         assert isinstance(verdicts, list)
         assert [type(verdict) for verdict in verdicts] == [Accepted, Refused, Accepted]
@@ -85,7 +85,7 @@ def test_oversized_row_is_fault_of_its_own_operation_only(monkeypatch: pytest.Mo
     run_test()
 
 
-@story
+@scope_test
 async def test_cordoned_or_draining_node_refuses_bind(scope: Scope) -> None:
     there, late = await spawn_replicas(scope, "w", 2)
     await bind(scope, there)
@@ -95,7 +95,7 @@ async def test_cordoned_or_draining_node_refuses_bind(scope: Scope) -> None:
     assert scope.phase(there) == "bound", "bound replicas stay until they are evicted"
 
 
-@story
+@scope_test
 async def test_bind_outside_requested_region_zone_or_pool_is_refused(scope: Scope) -> None:
     for name, wish in {
         "r": Placement(regions=("mars",)),
@@ -106,7 +106,7 @@ async def test_bind_outside_requested_region_zone_or_pool_is_refused(scope: Scop
         assert await scope.refused(scope.actors["scheduler"], Bind(key, scope.at(key), "n1", T1)) is Code.PLACE
 
 
-@story
+@scope_test
 async def test_held_lease_is_refused_until_it_expires(scope: Scope) -> None:
     rival = Actor("rival", Role.SCHEDULER)
     claim = Acquire("scheduler", Duration(60_000))
@@ -122,7 +122,7 @@ UNREADABLE = RecordDecision("d", "t1", DecisionSpec(replicas={"w-0": ""}, attemp
 """Only a caller in this process can pass it, by reference; the decoder would refuse it."""
 
 
-@story
+@scope_test
 async def test_undecodable_row_is_fault_and_batch_is_decided(scope: Scope) -> None:
     run_test = RecordEvent("e", EventSpec(regarding="node/n1", count=-1))
     claims = (Apply(workload("a")), UNREADABLE, Apply(workload("b")), run_test, Apply(workload("c")))
@@ -141,7 +141,7 @@ async def test_undecodable_row_is_fault_and_batch_is_decided(scope: Scope) -> No
 
 @pytest.mark.parametrize("where", ["claim", "id", "trace", "lease"])
 def test_invalid_unicode_is_refused_and_batch_is_decided(where: str) -> None:
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         before, good, after = [await scope.operation(USER, Delete("Secret", "none", "t1")) for _ in range(3)]
         bad = {
@@ -163,7 +163,7 @@ def test_invalid_unicode_is_refused_and_batch_is_decided(where: str) -> None:
 def test_oversized_text_is_truncated_in_audit(where: str) -> None:
     """The refusal quotes it: at full length the store would refuse that row too, again and again."""
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         long = "x" * (VALUE_BYTES_MAX + 1)
         good = await scope.operation(USER, Delete("Secret", "none", "t1"))
@@ -211,11 +211,11 @@ def test_several_faulty_claims_are_refused_and_rest_decided_once(monkeypatch: py
 
     monkeypatch.setattr("remit.commitment.batch.decide", tripping)
 
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         large = Config(metadata=Metadata(name="large", tenant="t1"), spec=DataSpec(data={"k": "x" * 64_000}))
-        things = (workload("a"), workload("poison"), workload("poison-too"), large, workload("b"))
-        verdicts = await scope.ask(USER, *(Apply(thing) for thing in things))
+        objects = (workload("a"), workload("poison"), workload("poison-too"), large, workload("b"))
+        verdicts = await scope.ask(USER, *(Apply(obj) for obj in objects))
         assert [verdict.code if isinstance(verdict, Refused) else None for verdict in verdicts] == [
             None,
             *[Code.INTERNAL_ERROR] * 3,
@@ -227,7 +227,7 @@ def test_several_faulty_claims_are_refused_and_rest_decided_once(monkeypatch: py
     run_test()
 
 
-@story
+@scope_test
 async def test_claim_outside_role_is_refused(scope: Scope) -> None:
     """A role without claims, a kind the role may not declare, a lease of another role."""
     assert await scope.refused(Actor("a1", Role.AUTHORITY), Apply(workload("w"))) is Code.ROLE
@@ -268,7 +268,7 @@ def malformed_operations(good: Operation) -> dict[str, Any]:
     }
 
 
-@story
+@scope_test
 async def test_malformed_operation_is_refused_without_harm(scope: Scope) -> None:
     good = await scope.operation(USER, GOOD)
     for name, bad in malformed_operations(good).items():
@@ -280,7 +280,7 @@ async def test_malformed_operation_is_refused_without_harm(scope: Scope) -> None
     assert await scope.refused(USER, GOOD) is Code.NOT_FOUND, "a later authority can read everything"
 
 
-@story
+@scope_test
 async def test_lease_may_be_named_by_role_enum(scope: Scope) -> None:
     """A role is a subclass of `str`."""
     actor = Actor("x", Role.AUTOSCALER)
@@ -291,7 +291,7 @@ async def test_lease_may_be_named_by_role_enum(scope: Scope) -> None:
     assert scope.row("lease/autoscaler")["spec"]["holder"] == "x"
 
 
-@story
+@scope_test
 async def test_result_that_is_not_text_is_not_written(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w", type_="job")
     await bind(scope, key)
@@ -306,7 +306,7 @@ async def test_result_that_is_not_text_is_not_written(scope: Scope) -> None:
 
 @pytest.mark.parametrize("change", [lambda operations: operations.append(operations[0]), lambda operations: operations.clear()])
 def test_list_changed_after_submit_is_answered_unchanged(change: Any) -> None:
-    @story
+    @scope_test
     async def run_test(scope: Scope) -> None:
         operations = [await scope.operation(USER, GOOD) for _ in range(300)]
         submission = asyncio.create_task(scope.lead.authority.submit(operations))
@@ -319,7 +319,7 @@ def test_list_changed_after_submit_is_answered_unchanged(change: Any) -> None:
     run_test()
 
 
-@story
+@scope_test
 async def test_generator_of_operations_is_accepted(scope: Scope) -> None:
     operations = [await scope.operation(USER, GOOD) for _ in range(3)]
     generator: Any = (operation for operation in operations)
@@ -346,7 +346,7 @@ def test_damaged_row_ends_takeover_with_cure(message: str) -> None:
     """F13: no authority leads on books that cannot be read."""
 
     async def run_test() -> None:
-        scope = await furnished(checked=False)
+        scope = await populated_scope(checked=False)
         place = await chain.read_position(scope.store)
         assert place is not None
         puts = DAMAGE[message]
@@ -362,7 +362,7 @@ def test_undecodable_batch_ends_takeover_with_cure() -> None:
     """F13"""
 
     async def run_test() -> None:
-        scope = await furnished(checked=False)
+        scope = await populated_scope(checked=False)
         await scope.must(USER, Apply(workload("w")))
         place = await chain.read_position(scope.store)
         assert place is not None

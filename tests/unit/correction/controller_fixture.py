@@ -13,8 +13,9 @@ from remit.law.overrides import Instant
 from remit.law.timing import Timing
 from remit.model.claims import AnyClaim, Delete, Forget, Mark, Move, SetCondition, Spawn
 from remit.model.kinds import Node, NodeHealth, NodeStatus, Workload, WorkloadStatus
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition
-from remit.model.objects import AnyObject, encode, key
+from remit.model.objects import encode, key
 from remit.model.records import Generation
 from remit.observation.watch_cache import WatchCache
 from remit.store.protocol import Head, Row, RowChange, WatchEvent
@@ -41,18 +42,18 @@ def work(name: str, replicas: int = 3, *, at: int = 1, **more: Any) -> tuple[Wor
 class ControllerBench:
     """A watch cache fed with rows as an authority would write them. `write` is one commit."""
 
-    def __init__(self, *things: AnyObject) -> None:
+    def __init__(self, *objects: AnyObject) -> None:
         self.clock = FakeClock()
         self.board = WatchCache(self.clock)
         self.revision = 1
         self.authority: Instant | None = None
         self.board.begin_list(HEAD, 1)
-        self.board.add_page([Row(key(thing), encode(thing), 1) for thing in things] + [Row("incarnation", b"one", 1)])
+        self.board.add_page([Row(key(obj), encode(obj), 1) for obj in objects] + [Row("incarnation", b"one", 1)])
         self.board.end_list()
 
-    def write(self, *things: AnyObject, drop: Iterable[str] = ()) -> None:
+    def write(self, *objects: AnyObject, drop: Iterable[str] = ()) -> None:
         self.revision += 1
-        changes = [RowChange(key(thing), encode(thing), self.revision) for thing in things]
+        changes = [RowChange(key(obj), encode(obj), self.revision) for obj in objects]
         changes += [RowChange(name, None, self.revision) for name in drop]
         self.board.apply(WatchEvent(self.revision - 1, self.revision, tuple(changes), 0, 0, None, HEAD))
 
@@ -70,11 +71,11 @@ class ControllerBench:
             default=None,
         )
 
-    def observe(self, thing: Workload, claims: Sequence[AnyClaim]) -> Workload:
+    def observe(self, obj: Workload, claims: Sequence[AnyClaim]) -> Workload:
         """Return the workload with these conditions accepted, and write it."""
-        found = {condition.type: condition for condition in thing.status.conditions}
+        found = {condition.type: condition for condition in obj.status.conditions}
         found |= {claim.condition.type: claim.condition for claim in claims if isinstance(claim, SetCondition)}
-        after = replace(thing, status=WorkloadStatus(conditions=tuple(found.values())))
+        after = replace(obj, status=WorkloadStatus(conditions=tuple(found.values())))
         self.write(after)
         return after
 

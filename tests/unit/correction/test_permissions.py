@@ -16,10 +16,11 @@ from remit.correction.framework.actions import (
 )
 from remit.correction.framework.work_queue import ACTIONS_TRACKED_MAX, TokenBucket, UndoDetector
 from remit.law.lifecycle import OWNERS
-from remit.model.claims import Apply, Close, Delete, Forget, Mark, Move, RecordEvent, Role, SetCondition, Spawn
+from remit.model.claims import Apply, Close, Delete, Forget, Mark, Move, RecordEvent, SetCondition, Spawn
 from remit.model.kinds import NodeHealth
 from remit.model.metadata import Condition
 from remit.model.records import EventSpec
+from remit.model.roles import Role
 from tests.properties.authority_world import workload
 from tests.unit.correction.controller_fixture import ControllerBench, ready, work
 

@@ -33,8 +33,8 @@ class OneNode:
         self.pool = node.spec.pool
         self.taints = node.spec.taints
 
-    def labelled(self, wanted: Sequence[NodeExpression]) -> bool:
-        return match_labels(wanted, self.node.metadata.labels)
+    def labelled(self, expressions: Sequence[NodeExpression]) -> bool:
+        return match_labels(expressions, self.node.metadata.labels)
 
     def domain(self, key: str) -> tuple[bool, str]:
         return domain_of(self.node, key)

@@ -16,7 +16,6 @@ from remit.model.claims import (
     Operation,
     OperationID,
     RecordEvent,
-    Role,
     SetCondition,
     Spawn,
     Vacate,
@@ -26,6 +25,7 @@ from remit.model.kinds import Config, DataSpec, Node, NodeHealth, NodeSpec
 from remit.model.metadata import Condition, Metadata
 from remit.model.records import EventSpec
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
 
 AGENT = Principal("a", "machine-1", "agent", nodes=frozenset({"n1", "n2"}))

@@ -20,9 +20,9 @@ from remit.law.lifecycle import (
     Transition,
     find_transition,
 )
-from remit.model.claims import Role
 from remit.model.kinds import NodeHealth
 from remit.model.records import Phase
+from remit.model.roles import Role
 
 P = Phase
 NAMES = sorted({row.name for row in TRANSITIONS})

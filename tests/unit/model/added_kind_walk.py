@@ -20,7 +20,7 @@ from remit.model.objects import decode
 from remit.observation.reflector import Reflector
 from remit.observation.watch_cache import WatchCache
 from remit.store.protocol import Store
-from tests.properties.authority_world import OPERATOR, USER, Scope, story
+from tests.properties.authority_world import OPERATOR, USER, Scope, scope_test
 from tests.unit.serve.in_memory_server import Api, http_test, world_of
 
 EXAMPLE = BY_KIND["Announcement"].example
@@ -77,7 +77,7 @@ async def listed(api: Api, store: Store) -> set[str]:
     return set(cache.rows)
 
 
-@story
+@scope_test
 async def check_authority(scope: Scope) -> None:
     announcement = manifest(EXAMPLE)
     assert await scope.refused(USER, Apply(announcement)) is Code.ROLE

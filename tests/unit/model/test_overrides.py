@@ -37,12 +37,12 @@ def test_every_effect_has_scope_rule() -> None:
 def test_each_effect_is_accepted_and_round_trips(effect: str) -> None:
     assert problems_of(effect, GOOD[effect]) == []
     text = (HEAD % "Override").removesuffix("\n") + f" {{effect: {effect}, scope: {GOOD[effect]}, {TERM}}}\n"
-    (thing,) = read(text.encode(), "f.yaml").objects
-    assert isinstance(thing, kinds.Override)
-    assert thing.spec.effect == effect and thing.spec.ttl == kinds.OVERRIDE_TTL_MS_MAX
-    assert objects.decode(objects.encode(thing)) == thing
-    assert objects.key(thing) == "override/thing"
-    assert validate(thing) == ()
+    (obj,) = read(text.encode(), "f.yaml").objects
+    assert isinstance(obj, kinds.Override)
+    assert obj.spec.effect == effect and obj.spec.ttl == kinds.OVERRIDE_TTL_MS_MAX
+    assert objects.decode(objects.encode(obj)) == obj
+    assert objects.key(obj) == "override/thing"
+    assert validate(obj) == ()
 
 
 @pytest.mark.parametrize("effect", sorted(GOOD))

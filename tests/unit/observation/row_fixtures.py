@@ -8,8 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from remit.model.kinds import Node, NodeHealth, NodeStatus, PolicyRule, PolicySpec, Tenant, TenantSpec, Workload
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata, RecordMetadata
-from remit.model.objects import AnyObject, encode, key
+from remit.model.objects import encode, key
 from remit.model.records import (
     Generation,
     GenerationSpec,

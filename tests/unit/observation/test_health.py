@@ -27,8 +27,8 @@ def test_node_is_reconciled_only_with_current_incarnation() -> None:
 
 def test_mass_silences_are_reported_by_region_and_zone() -> None:
     nodes = [ready(f"a{n}") for n in range(4)] + [ready(f"b{n}", zone="b") for n in range(6)]
-    heard = {f"b{n}": NodeHeartbeatAge(0) for n in range(6)}
-    hearing = HeartbeatAges(HeartbeatReport("one", 20_000, heard), 0)
+    ages = {f"b{n}": NodeHeartbeatAge(0) for n in range(6)}
+    hearing = HeartbeatAges(HeartbeatReport("one", 20_000, ages), 0)
     regions, zones = hearing.mass_silences(nodes, 6_000)
     assert (sorted(regions), sorted(zones)) == ([], [("r1", "a")])
     regions, zones = HeartbeatAges(HeartbeatReport("one", 20_000, {}), 0).mass_silences(nodes, 6_000)

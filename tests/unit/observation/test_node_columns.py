@@ -170,15 +170,15 @@ def test_devices_are_counted_by_model_and_kind() -> None:
 
 
 def test_device_without_model_is_counted_once() -> None:
-    whole, room = fit.free_devices([Device(name="d", kind="gpu")], {})
-    assert whole == {("gpu", fit.ANY_MODEL): 1}
+    free, room = fit.free_devices([Device(name="d", kind="gpu")], {})
+    assert free == {("gpu", fit.ANY_MODEL): 1}
     assert room == {("gpu", fit.ANY_MODEL): 1000}
 
 
 def test_largest_share_is_maximum_free_on_one_device_in_any_order() -> None:
     devices = [Device(name=name, kind="gpu", model="A") for name in ("d0", "d1", "d2")]
-    whole, room = fit.free_devices(devices, {"d0": 900, "d1": 300, "d2": 1000})
-    assert (whole["gpu", "A"], room["gpu", "A"]) == (0, 700)
+    free, room = fit.free_devices(devices, {"d0": 900, "d1": 300, "d2": 1000})
+    assert (free["gpu", "A"], room["gpu", "A"]) == (0, 700)
 
 
 def test_overcommitted_device_has_zero_free_share() -> None:

@@ -8,9 +8,10 @@ from typing import Any
 
 from remit.client.authority_client import AuthorityClient
 from remit.commitment.authority import Authority
-from remit.model.claims import Actor, Apply, Role
+from remit.model.claims import Actor, Apply
 from remit.model.kinds import Region
 from remit.model.metadata import Metadata
+from remit.model.roles import Role
 from remit.observation.reflector import Reflector
 from remit.observation.watch_cache import WatchCache
 from remit.store.memory import MemoryStore

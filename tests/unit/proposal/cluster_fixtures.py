@@ -24,8 +24,9 @@ from remit.model.kinds import (
     Toleration,
     Workload,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Deadline, Metadata, RecordMetadata
-from remit.model.objects import AnyObject, encode, key
+from remit.model.objects import encode, key
 from remit.model.records import (
     Generation,
     GenerationSpec,

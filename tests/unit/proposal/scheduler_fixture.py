@@ -15,7 +15,7 @@ from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.cycle import Cycle
 from remit.proposal.proposals import Proposal
 from remit.proposal.queue.class_queues import QueueWait
-from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, furnished, run, workload
+from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, populated_scope, run, workload
 from tests.properties.test_scheduler_view import events_after, listed
 
 ROUNDS_MAX = 200
@@ -159,7 +159,7 @@ def cycle_test(test: Callable[[CycleFixture], Coroutine[Any, Any, None]]) -> Cal
 
     def run_test() -> None:
         async def scenario() -> None:
-            scope = await furnished()
+            scope = await populated_scope()
             try:
                 await test(CycleFixture(scope))
             finally:
@@ -205,9 +205,9 @@ async def rank(scope: Scope, name: str, value: int, *, preempts: bool = True) ->
     await scope.must(OPERATOR, Apply(made))
 
 
-def refused(mind: CycleFixture) -> list[str]:
-    return [str(verdict.code) for _, verdict in mind.answered if isinstance(verdict, Refused)]
+def refused(cycle_fixture: CycleFixture) -> list[str]:
+    return [str(verdict.code) for _, verdict in cycle_fixture.answered if isinstance(verdict, Refused)]
 
 
-def accepted(mind: CycleFixture) -> int:
-    return sum(isinstance(verdict, Accepted) for _, verdict in mind.answered)
+def accepted(cycle_fixture: CycleFixture) -> int:
+    return sum(isinstance(verdict, Accepted) for _, verdict in cycle_fixture.answered)

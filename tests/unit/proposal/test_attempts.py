@@ -15,7 +15,7 @@ from remit.model.resources import Duration
 from remit.proposal.attempts import event_names
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.plugins import Filter, PluginError, Score
-from tests.properties.authority_world import amounts, furnished, node, run
+from tests.properties.authority_world import amounts, node, populated_scope, run
 from tests.unit.commitment.authority_fixture import accept_peer, commit_transitions, incarnation
 from tests.unit.proposal.scheduler_fixture import CycleFixture, binds, create_pending, nodes, quota, rank
 
@@ -24,7 +24,7 @@ SPREAD = Placement(topology_spread=(Spread(topology_key="zone"),))
 
 def run_with(test: Any, **shape: Any) -> None:
     async def scenario() -> None:
-        scope = await furnished()
+        scope = await populated_scope()
         try:
             await test(CycleFixture(scope, **shape))
         finally:

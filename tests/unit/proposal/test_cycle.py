@@ -12,7 +12,7 @@ from remit.model.kinds import Affinity, NodeHealth, Override, OverrideScope, Ove
 from remit.model.metadata import Metadata
 from remit.model.records import SummarySpec
 from remit.model.resources import Duration
-from tests.properties.authority_world import OPERATOR, Scope, amounts, furnished, node, run, workload
+from tests.properties.authority_world import OPERATOR, Scope, amounts, node, populated_scope, run, workload
 from tests.unit.commitment.authority_fixture import accept_peer, commit_transitions, offer
 from tests.unit.proposal.scheduler_fixture import (
     CycleFixture,
@@ -518,7 +518,7 @@ def test_dominant_shares_match_drf_paper_example(limit: int, notify: str) -> Non
     """Ghodsi et al., NSDI'11, section 4.1: of <9 CPU, 18 GB>, A asks <1, 4> and B <3, 1>: three tasks of A, two of B."""
 
     async def scenario() -> None:
-        scope = await furnished(nodes=[])
+        scope = await populated_scope(nodes=[])
         m = CycleFixture(scope, limit=limit)
         await nodes(scope, big("n1", "9", "18Gi"))
         await quota(scope, "a", cpu="100")

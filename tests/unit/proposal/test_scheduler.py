@@ -10,9 +10,10 @@ from typing import Any
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.endpoint import AuthorityStatus, NotLeader, OutcomeUnknown
 from remit.commitment.authority import Authority
-from remit.model.claims import Acquire, Actor, Apply, Bind, Mark, Operation, Role, Spawn, Verdict
+from remit.model.claims import Acquire, Actor, Apply, Bind, Mark, Operation, Spawn, Verdict
 from remit.model.kinds import NodeHealth
-from remit.model.objects import AnyObject
+from remit.model.kinds.registry import AnyObject
+from remit.model.roles import Role
 from remit.proposal.scheduler import Scheduler, SchedulerTiming
 from remit.store.memory import MemoryStore
 from remit.world.interfaces import World
@@ -94,7 +95,7 @@ def scheduler_test(test: Callable[[SchedulerWorld], Coroutine[Any, Any, None]]) 
             async with asyncio.TaskGroup() as group:
                 running = [group.create_task(authority.run())]
                 made = SchedulerWorld(world, store, authority, group)
-                await furnish(made)
+                await set_up(made)
                 await test(made)
                 for task in (*running, *group._tasks):
                     task.cancel()
@@ -105,7 +106,7 @@ def scheduler_test(test: Callable[[SchedulerWorld], Coroutine[Any, Any, None]]) 
     return run_test
 
 
-async def furnish(t: SchedulerWorld) -> None:
+async def set_up(t: SchedulerWorld) -> None:
     for lease, role in (("workloads", Role.WORKLOADS), ("node-lifecycle", Role.NODES)):
         await t.ask(Actor(lease[0], role), Acquire(lease, HOUR))
     objects: list[AnyObject] = [tenant("t1", "100"), node("n1", "16"), node("n2", "16")]

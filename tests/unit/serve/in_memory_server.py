@@ -148,7 +148,7 @@ class _Watching:
     def __init__(self) -> None:
         self.closed = asyncio.Event()
         self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._asked = False
+        self._called = False
         self.at_once = 0
         """Number of attempts to send a piece directly; every third one fails, as for a slow client."""
 
@@ -160,8 +160,8 @@ class _Watching:
         return True
 
     async def receive(self) -> dict[str, Any]:
-        if not self._asked:
-            self._asked = True
+        if not self._called:
+            self._called = True
             return {"type": "http.request", "body": b"", "more_body": False}
         await self.closed.wait()
         return {"type": "http.disconnect"}

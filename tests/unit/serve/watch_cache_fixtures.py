@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from remit.model.objects import AnyObject, encode, key
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import encode, key
 from remit.observation.watch_cache import WatchCache
 from remit.proposal.explain.pending import PlacementInputs
 from remit.serve.diagnostics.view_snapshots import CachedRows, ViewSnapshot, ViewSnapshots, build_view

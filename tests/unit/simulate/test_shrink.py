@@ -26,7 +26,9 @@ PLAN = tuple(Injection(number, 3.0 * number, "loss" if number % 2 else "kill-lea
 class FakeSimulation:
     """Fails at `at_s` if these faults are in the plan and last long enough."""
 
-    def __init__(self, *needed: int, at_s: float = 100.0, lasts_s: float = 0.0, check: str = "one_copy_at_a_time") -> None:
+    def __init__(
+        self, *needed: int, at_s: float = 100.0, lasts_s: float = 0.0, check: str = "fenced_replica_has_one_process"
+    ) -> None:
         self.needed, self.at_s, self.lasts_s, self.check = set(needed), at_s, lasts_s, check
         self.plans: list[tuple[int, ...]] = []
 
@@ -55,7 +57,7 @@ def test_only_necessary_faults_are_left() -> None:
     assert [one.number for one in found.replay.plan] == [5, 28]
     assert [one.lasts_s for one in found.replay.plan] == [0.0, 0.0]
     assert found.replay.until_s == pytest.approx(100.002)
-    assert found.replay.violation == "one_copy_at_a_time"
+    assert found.replay.violation == "fenced_replica_has_one_process"
     assert found.replay.seed == 7
     assert found.complete
     assert found.runs == len(simulation.plans) - 1 < 80
@@ -82,7 +84,7 @@ def test_result_is_last_failing_candidate() -> None:
     simulation = FakeSimulation(5, 28)
     found = run_shrink(simulation)
     again = simulation(found.replay.scenario, 7, plan=found.replay.plan, until_s=found.replay.until_s)
-    assert [violation.check for violation in again.violations] == ["one_copy_at_a_time"]
+    assert [violation.check for violation in again.violations] == ["fenced_replica_has_one_process"]
     assert found.run == again
 
 
@@ -121,7 +123,7 @@ def test_interrupted_search_returns_best_so_far() -> None:
 
 def test_failure_that_does_not_repeat_raises_not_reproduced() -> None:
     first = FakeSimulation()(SCENARIO, 7)
-    with pytest.raises(NotReproduced, match="seed 7 of pretended did not violate one_copy_at_a_time again"):
+    with pytest.raises(NotReproduced, match="seed 7 of pretended did not violate fenced_replica_has_one_process again"):
         shrink(first, simulate=FakeSimulation(1_000))
 
 
@@ -153,8 +155,8 @@ def test_replay_file_round_trip(tmp_path: Path) -> None:
         ({"plan": (Injection(0, 1.0, "cut-scopes", 1.0),)}, "plan[0].kind: cut-scopes needs 2 or more"),
         ({"plan": (PLAN[3], PLAN[5], PLAN[3])}, "plan[2].number: 3 is used twice"),
         (
-            {"violation": "one_copy_at_the_time"},
-            "no check 'one_copy_at_the_time', the closest is one_copy_at_a_time;",
+            {"violation": "fenced_replica_has_one_proces"},
+            "no check 'fenced_replica_has_one_proces', the closest is fenced_replica_has_one_process;",
         ),
         ({"violation": "S8"}, "violation: there is no check 'S8'"),
         ({"seed": -1}, "seed: must be from 0 to 9223372036854775807"),

@@ -7,21 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar, cast
 
 from remit.assembly import run_server
-from remit.model.claims import (
-    Accepted,
-    Acquire,
-    Actor,
-    AnyClaim,
-    Apply,
-    Bind,
-    Claim,
-    Mark,
-    Operation,
-    Refused,
-    Role,
-    Spawn,
-    Verdict,
-)
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Apply, Bind, Claim, Mark, Operation, Refused, Spawn, Verdict
 from remit.model.kinds import (
     Device,
     Node,
@@ -38,6 +24,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.objects import decode
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.simulate.actors.role import RoleContext, RunTiming, SimulatedRole
 from remit.simulate.world.event_loop import SimLoop
 from remit.simulate.world.network import Network, NetworkConditions
@@ -56,11 +43,11 @@ class Listener:
 
     def __init__(self) -> None:
         self.verdicts: list[tuple[str, str, Verdict]] = []
-        self.asked_count = 0
+        self.call_count = 0
         self.given_up: list[str] = []
 
     def operation_sent(self, sender: str, scope: str, operation: str) -> None:
-        self.asked_count += 1
+        self.call_count += 1
 
     def operation_answered(self, sender: str, scope: str, operation: Operation, verdict: Verdict) -> None:
         self.verdicts.append((scope, operation.id, verdict))

@@ -40,11 +40,11 @@ def test_cpu_is_limited_by_affinity_and_every_parent_quota(tmp_path: Path, monke
 
 def test_memory_is_limited_by_every_parent_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, tmp_path)
-    whole = LocalHost(BootClock()).inventory().memory_bytes
-    assert whole == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total_bytes = LocalHost(BootClock()).inventory().memory_bytes
+    assert total_bytes == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert LocalHost(BootClock()).inventory().memory_bytes == whole
+    assert LocalHost(BootClock()).inventory().memory_bytes == total_bytes
     (tmp_path / "memory.max").write_text("1048576\n")
     assert LocalHost(BootClock()).inventory().memory_bytes == 1 << 20
 

@@ -26,11 +26,12 @@ from remit.bench.load.bench_processes import quantile
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.http_link import ScopeConnection, connect
 from remit.law.timing import Timing
-from remit.model.claims import Accepted, Acquire, Actor, Apply, Move, Role
+from remit.model.claims import Accepted, Acquire, Actor, Apply, Move
 from remit.model.kinds import Node, NodeSpec
 from remit.model.metadata import Metadata
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import AssignmentsRequest, NodeHeartbeat, NodeState, decode_assignments
 from remit.world.interfaces import LinkError
 from remit.world.production import production

@@ -20,9 +20,9 @@ from remit.cli.session.token_files import generate_token
 from remit.client.http_transport import HttpTransport
 from remit.model.identity import expiry_after, token_digest
 from remit.model.kinds import Tenant, TenantLimits, TenantSpec, Token, TokenRole, TokenSpec
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Metadata
-from remit.model.objects import AnyObject
 from remit.model.resources import Amount
 from remit.store.protocol import Commit
 from remit.store.sqlite.store import SqliteStore

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from remit.client.api import Api
-    from remit.model.objects import AnyObject
+    from remit.model.kinds.registry import AnyObject
     from remit.model.wire.api_types import ApplyAnswer, Difference, PlanAnswer, PlanItem, PlannedPlacement
 
 SIGNS: Final = {"create": ("+", "green"), "replace": ("~", "yellow"), "refused": ("!", "red"), "unchanged": ("=", "dim")}

@@ -61,7 +61,7 @@ async def _fetch(api: Api, file: Path) -> BackupLabel:
     from remit.store.sqlite.backup import extract_backup
 
     draft = file.with_name(f".{file.name}.part")
-    beside = file.with_name(f".{file.name}.check")
+    check_file = file.with_name(f".{file.name}.check")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as out:
             async with aclosing(api.backup()) as pieces:
@@ -69,14 +69,14 @@ async def _fetch(api: Api, file: Path) -> BackupLabel:
                     out.write(piece)
             out.flush()
             os.fsync(out.fileno())
-        label = extract_backup(draft, beside)
+        label = extract_backup(draft, check_file)
         draft.replace(file)
         return label
     except StoreError as error:
         raise CommandError("the backup was incomplete and has been deleted", "check the server's log and try again") from error
     finally:
         draft.unlink(missing_ok=True)
-        beside.unlink(missing_ok=True)
+        check_file.unlink(missing_ok=True)
 
 
 @click.command(

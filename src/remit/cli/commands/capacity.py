@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from remit.model.kinds import NodePool, Workload
-    from remit.model.objects import AnyObject
+    from remit.model.kinds.registry import AnyObject
     from remit.observation.scheduler_view import SchedulerView
     from remit.proposal.explain.capacity import CapacityAnswer, ReplicaDistribution
     from remit.world.interfaces import Clock

@@ -195,4 +195,4 @@ def _code(session: ExecClientSession) -> int:
 
 def _known(kind: str) -> str:
     """Return the value of TERM if the server accepts it, else an empty string."""
-    return kind if len(kind) <= 64 and all(letter.isalnum() or letter in "._+-" for letter in kind) and kind.isascii() else ""
+    return kind if len(kind) <= 64 and all(char.isalnum() or char in "._+-" for char in kind) and kind.isascii() else ""

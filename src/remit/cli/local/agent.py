@@ -286,7 +286,8 @@ async def _run_agent(config: _AgentConfig, directory: AgentDirectory, connected:
     from remit.agent.setup import build_agent as build
     from remit.agent.setup import build_callbacks
     from remit.law.timing import Timing
-    from remit.model.claims import Actor, Role
+    from remit.model.claims import Actor
+    from remit.model.roles import Role
 
     world = connected.world
     report = ErrorReporter(config.logging.of("agent", world.clock))

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from remit.agent.credentials import Credentials
     from remit.assembly import ApiServer
     from remit.client.api import Api
-    from remit.model.objects import AnyObject
+    from remit.model.kinds.registry import AnyObject
     from remit.serve.server_context import ServerContext
     from remit.world.interfaces import ProcessHandle, ProcessSpec, World
     from remit.world.net.connections import ListenAddress

@@ -16,9 +16,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from remit.cli.main import examples
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.documents import JSON_BYTES_MAX
 from remit.model.manifests.reader import read
-from remit.model.objects import AnyObject, key
+from remit.model.objects import key
 from remit.model.problems import Problem, closest_name, did_you_mean, escaped, quoted
 
 SUFFIXES = (".yaml", ".yml", ".json", ".ndjson", ".jsonl")

@@ -23,9 +23,9 @@ from remit.model.kinds import (
     Workload,
 )
 from remit.model.kinds.definition import CellFormat, KindDefinition
-from remit.model.kinds.registry import BY_KIND, BY_STRUCT
+from remit.model.kinds.registry import BY_KIND, BY_STRUCT, AnyObject
 from remit.model.metadata import Metadata
-from remit.model.objects import DECLARED, AnyObject
+from remit.model.objects import DECLARED
 from remit.model.records import (
     Decision,
     Event,

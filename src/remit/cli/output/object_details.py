@@ -29,8 +29,9 @@ from remit.cli.output.serialization import to_builtins
 from remit.cli.session.object_lookup import get_object, tenant_of
 from remit.cli.session.workload_progress import format_limit, format_stages, load_progress
 from remit.model.kinds import Node, Workload
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition
-from remit.model.objects import AnyObject, dec_hook
+from remit.model.objects import dec_hook
 from remit.model.problems import escaped
 from remit.model.records import Phase, Replica
 from remit.world.clock import BootClock

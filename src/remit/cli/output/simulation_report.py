@@ -36,10 +36,10 @@ NAME_WIDTH: Final = 10
 NOTE_EVERY_S: Final = 10.0
 
 
-def checks_of(letter: str) -> dict[str, list[str]]:
+def checks_of(prefix: str) -> dict[str, list[str]]:
     """Return the names of all safety (S) or liveness (L) checks by property."""
     every = sorted(checks_by_property().items(), key=lambda result: int(result[0][1:]))
-    return {guarded: names for guarded, names in every if guarded.startswith(letter)}
+    return {guarded: names for guarded, names in every if guarded.startswith(prefix)}
 
 
 def to_json(run: RunResult) -> str:

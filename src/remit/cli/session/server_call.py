@@ -94,9 +94,9 @@ def server_options(
     return decorate
 
 
-def _tenant_option(*letters: str) -> Callable[[Any], Any]:
+def _tenant_option(*short_options: str) -> Callable[[Any], Any]:
     return click.option(
-        *letters, "--tenant", default="", metavar="TENANT", help="Tenant. Default: REMIT_TENANT, then the context."
+        *short_options, "--tenant", default="", metavar="TENANT", help="Tenant. Default: REMIT_TENANT, then the context."
     )
 
 

@@ -16,8 +16,9 @@ from remit.law.admission import BY_POLICY_CONDITION, apply_policy_defaults, forb
 from remit.law.charges import LIMIT_FIELDS, TENANT_LIMITS, limit_charges
 from remit.model.claims import Code, Operation, Refused
 from remit.model.kinds import Policy, Tenant, Workload, WorkloadSpec
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Condition
-from remit.model.objects import AnyObject, key_of
+from remit.model.objects import key_of
 from remit.model.roles import PEOPLE
 
 

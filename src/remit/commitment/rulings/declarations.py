@@ -14,13 +14,14 @@ from remit.commitment.rulings.admission import check_limits
 from remit.commitment.rulings.kind_rules import KIND_RULES, NO_RULES, check_unused
 from remit.commitment.rulings.owners import is_orphaned, resolve_owners
 from remit.commitment.rulings.registry import Coordination, refuse, ruling
-from remit.model.claims import Apply, Code, Delete, Operation, Refused, Role
+from remit.model.claims import Apply, Code, Delete, Operation, Refused
 from remit.model.kinds.definition import KindDefinition
-from remit.model.kinds.registry import BY_KIND, BY_STRUCT, DEFINITIONS
+from remit.model.kinds.registry import BY_KIND, BY_STRUCT, DEFINITIONS, AnyObject
 from remit.model.manifests.validation import validate
 from remit.model.metadata import Metadata, Owner
-from remit.model.objects import AnyObject, key, key_of
+from remit.model.objects import key, key_of
 from remit.model.problems import an
+from remit.model.roles import Role
 
 ANY_DECLARING_ROLE = frozenset(role for definition in DEFINITIONS for role in definition.declared_by)
 _INITIAL_STATUSES = {definition.struct: definition.initial_status for definition in DEFINITIONS}

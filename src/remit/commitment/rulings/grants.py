@@ -46,12 +46,12 @@ from remit.model.claims import (
     Refused,
     Renew,
     ReturnCapacity,
-    Role,
 )
 from remit.model.metadata import DNS_LABEL, Deadline, RecordMetadata
 from remit.model.objects import key_of
 from remit.model.records import Grant, GrantPhase, GrantSpec, GrantStatus, PeerConfirmation
 from remit.model.resources import Amount, format_quantity
+from remit.model.roles import Role
 
 GRANTING_ROLES = frozenset({Role.BUDGETS, Role.OPERATOR, Role.SCHEDULER})
 

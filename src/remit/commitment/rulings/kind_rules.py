@@ -26,12 +26,13 @@ from remit.commitment.rulings.tokens import check_token, revoke_node_tokens, rev
 from remit.commitment.rulings.workloads import check_workload, delete_generations, has_replicas, prepare_workload
 from remit.law.admission import priority_classes_in
 from remit.law.overrides import is_live
-from remit.model.claims import Apply, Code, Operation, Refused, Role
+from remit.model.claims import Apply, Code, Operation, Refused
 from remit.model.kinds import Node, Override, Secret, Workload
 from remit.model.kinds.definition import KindDefinition
 from remit.model.kinds.registry import DEFINITIONS
 from remit.model.metadata import Deadline
 from remit.model.objects import key_of
+from remit.model.roles import Role
 from remit.model.secrets import is_sealed
 
 OVERRIDES_MAX = 1_000

@@ -15,10 +15,11 @@ from remit.commitment.books import Books
 from remit.commitment.draft import Draft
 from remit.commitment.rulings.registry import ALL_ROLES, UNLEASED_ROLES, Coordination, refuse, ruling
 from remit.commitment.rulings.transitions import agent_lease
-from remit.model.claims import Acquire, Actor, Code, Operation, Refused, Role, Vacate
+from remit.model.claims import Acquire, Actor, Code, Operation, Refused, Vacate
 from remit.model.metadata import RecordMetadata
 from remit.model.objects import key_of
 from remit.model.records import Lease, LeaseSpec
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeHeartbeatAge, NodeState
 
 TTL_MS_MIN, TTL_MS_MAX = 100, 3_600_000

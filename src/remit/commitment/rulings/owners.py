@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from remit.commitment.draft import Draft
 from remit.commitment.rulings.registry import refuse
 from remit.model.claims import Code, Refused
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata, Owner
-from remit.model.objects import DECLARED, TENANTED, AnyObject, key_of
+from remit.model.objects import DECLARED, TENANTED, key_of
 
 
 def resolve_owners(draft: Draft, obj: AnyObject, before: Any) -> tuple[Owner, ...] | Refused:

@@ -18,12 +18,13 @@ from remit.law.fit import devices as fit_devices
 from remit.law.ledgers import DEVICE_PREFIX, GrantLedger, NodeLedger
 from remit.law.lifecycle import BINDING_TRANSITIONS, SNAPSHOT_AGE_MS_MAX, find_transition
 from remit.law.refusals import REFUSALS
-from remit.model.claims import Bind, BindGang, Code, Operation, Refused, Reserve, Role
+from remit.model.claims import Bind, BindGang, Code, Operation, Refused, Reserve
 from remit.model.kinds import Device
 from remit.model.metadata import Deadline
 from remit.model.objects import key_of
 from remit.model.records import Phase, Replica, ReplicaStatus
 from remit.model.resources import WHOLE_DEVICE, format_quantity
+from remit.model.roles import Role
 
 SCHEDULER_ROLES = frozenset({Role.SCHEDULER})
 GRANT_DEPTH_MAX = 64
@@ -339,10 +340,10 @@ def _check_devices(requirements: Requirements, ledger: NodeLedger, devices: Mapp
             Code.DEVICE_MISMATCH, f"devices: node {ledger.node.metadata.name} does not have all of {', '.join(sorted(devices))}"
         )
     # Treat the named whole devices as the only ones of the node: the requirements must fit on them and use all of them.
-    whole = [known[name] for name, amount in devices.items() if amount == WHOLE_DEVICE]
-    counts, _ = free_devices(whole, {})
+    whole_devices = [known[name] for name, amount in devices.items() if amount == WHOLE_DEVICE]
+    counts, _ = free_devices(whole_devices, {})
     shares = [(known[name], amount) for name, amount in devices.items() if amount != WHOLE_DEVICE]
-    is_exact = len(whole) == sum(request.amount for request in requirements.whole_devices) and len(shares) == len(
+    is_exact = len(whole_devices) == sum(request.amount for request in requirements.whole_devices) and len(shares) == len(
         requirements.device_shares
     )
     if (

@@ -7,11 +7,12 @@ from msgspec.structs import replace
 from remit.commitment.draft import Draft
 from remit.commitment.rulings.admission import check_priority_classes
 from remit.commitment.rulings.registry import Coordination, refuse, ruling
-from remit.model.claims import Adopt, Code, Operation, Refused, Role, Rollback
+from remit.model.claims import Adopt, Code, Operation, Refused, Rollback
 from remit.model.kinds import Policy, PolicySpec
 from remit.model.metadata import Deadline, Metadata, RecordMetadata
 from remit.model.objects import encode, key_of
 from remit.model.records import PolicyRevision, PolicyRevisionSpec
+from remit.model.roles import Role
 
 POLICY_REVISIONS_KEPT = 256
 POLICIES_BYTES_MAX = 4 << 20

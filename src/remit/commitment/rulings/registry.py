@@ -16,7 +16,8 @@ from enum import StrEnum
 from typing import Any, Final, NamedTuple, TypeVar
 
 from remit.commitment.draft import Draft
-from remit.model.claims import Claim, Code, Operation, Refused, Role
+from remit.model.claims import Claim, Code, Operation, Refused
+from remit.model.roles import Role
 
 
 class Coordination(StrEnum):

@@ -14,11 +14,12 @@ from remit.commitment.rulings.placement import find_replica
 from remit.commitment.rulings.registry import CONTROLLER_ROLES, Coordination, refuse, ruling
 from remit.law.lifecycle import NODE_HEALTH_TRANSITIONS, OWNERS, PHASE_TIMEOUTS, Transition, find_transition
 from remit.law.timing import lost_after_ms
-from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Role, Spawn
+from remit.model.claims import Code, Forget, Mark, Move, Operation, Refused, Spawn
 from remit.model.kinds import NodeHealth, WorkloadSpec
 from remit.model.metadata import RecordMetadata
 from remit.model.objects import key_of
 from remit.model.records import Generation, Phase, Replica, ReplicaSpec, ReplicaStatus
+from remit.model.roles import Role
 
 REPLICAS_MAX = 4_000_000
 SEPARATE_CLAIMS = frozenset({"create", "reserve", "bind", "confirm", "forget", "distrust"})

@@ -12,9 +12,10 @@ from typing import Any
 
 from remit.correction.framework.actions import Action, ControllerPermissions, ReconcileResult
 from remit.correction.framework.loop import Controller, ReconcileTime
-from remit.model.claims import Move, Role
+from remit.model.claims import Move
 from remit.model.kinds import Node, NodeHealth, Workload
 from remit.model.records import Phase, Replica
+from remit.model.roles import Role
 from remit.observation.watch_cache import WatchCache
 
 _PUBLISHABLE_PHASES = (Phase.READY, Phase.SERVING)

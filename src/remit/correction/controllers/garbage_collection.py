@@ -17,10 +17,11 @@ from typing import Any, Final
 
 from remit.correction.framework.actions import Action, ControllerPermissions, ReconcileResult
 from remit.correction.framework.loop import Controller, ReconcileTime
-from remit.model.claims import Delete, Role
+from remit.model.claims import Delete
 from remit.model.kinds.registry import DEFINITIONS
 from remit.model.metadata import Metadata, Owner
 from remit.model.objects import DECLARED, key_of
+from remit.model.roles import Role
 from remit.observation.watch_cache import WatchCache
 
 _DECLARED_KINDS: Final = {definition.prefix: definition.kind for definition in DEFINITIONS if definition.is_declared}

@@ -23,10 +23,11 @@ from remit.correction.framework.work_queue import TokenBucket
 from remit.law.fit import keeps_work
 from remit.law.requirements import is_tolerated
 from remit.law.timing import Timing, lost_after_ms
-from remit.model.claims import Mark, Move, RecordEvent, Role, Verdict
+from remit.model.claims import Mark, Move, RecordEvent, Verdict
 from remit.model.kinds import Node, NodeHealth, WorkloadSpec
 from remit.model.records import EventSpec, Generation, Phase, Replica
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.observation.health import HeartbeatAges
 from remit.observation.watch_cache import WatchCache
 

@@ -26,10 +26,11 @@ from remit.correction.framework.loop import Controller, ReconcileTime
 from remit.law.ledgers import SCOPE_PREFIX
 from remit.law.lifecycle import PHASE_TIMEOUTS
 from remit.law.overrides import Instant, active_overrides
-from remit.model.claims import Accepted, Close, Move, Role, Verdict
+from remit.model.claims import Accepted, Close, Move, Verdict
 from remit.model.kinds import Node, Workload
 from remit.model.records import Grant, GrantPhase, Phase, Replica
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.observation.watch_cache import CachedRow
 from remit.world.interfaces import Clock
 

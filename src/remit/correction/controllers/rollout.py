@@ -15,9 +15,10 @@ from remit.correction.controllers.desired_replicas import RUNNING_PHASES, Desire
 from remit.correction.controllers.disruption import PendingEvictions
 from remit.correction.framework.actions import Action, ControllerPermissions, ReconcileResult
 from remit.correction.framework.loop import Controller, ReconcileTime
-from remit.model.claims import Move, Role, Verdict
+from remit.model.claims import Move, Verdict
 from remit.model.kinds import Workload
 from remit.model.records import Replica
+from remit.model.roles import Role
 
 
 class RolloutController(Controller):

@@ -23,9 +23,10 @@ from remit.correction.framework.actions import Action, ControllerPermissions, Ke
 from remit.correction.framework.loop import Controller, ReconcileTime
 from remit.law.timing import Timing
 from remit.law.workload_rules import initial_replicas
-from remit.model.claims import Delete, Forget, Move, Refused, Role, Spawn, Verdict
+from remit.model.claims import Delete, Forget, Move, Refused, Spawn, Verdict
 from remit.model.kinds import Node, Workload
 from remit.model.records import Phase, Replica
+from remit.model.roles import Role
 from remit.observation.watch_cache import CachedRow
 from remit.world.interfaces import Clock
 

@@ -14,9 +14,10 @@ from typing import Final, Literal, NamedTuple
 
 from remit.law.lifecycle import OWNERS
 from remit.law.workload_rules import condition_of
-from remit.model.claims import AnyClaim, Apply, Claim, Delete, Forget, Move, RecordEvent, Role, SetCondition, Spawn
+from remit.model.claims import AnyClaim, Apply, Claim, Delete, Forget, Move, RecordEvent, SetCondition, Spawn
 from remit.model.kinds import Node, Workload
 from remit.model.metadata import Condition
+from remit.model.roles import Role
 
 _SEPARATE_CLAIMS = {Spawn: "create", Forget: "forget"}
 """Transitions that have claim types of their own."""

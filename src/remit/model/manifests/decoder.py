@@ -24,6 +24,7 @@ from msgspec import Raw, Struct
 
 from remit.model import objects
 from remit.model.kinds import Workload, WorkloadSpec
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.decoded_checks import DecodedCheck, struct_check
 from remit.model.manifests.documents import JSON_BYTES_MAX, JSON_NODES_MAX, contains_control_character, to_document
 from remit.model.manifests.field_rules import FieldRules
@@ -84,7 +85,7 @@ def has_unique_keys(body: bytes, decoded: object) -> bool:
     return _encode(decoded).count(b":") == body.count(b":") and (b"\\u" not in body or _ESCAPED_COLON(body) is None)
 
 
-def decode_manifest(body: bytes) -> objects.AnyObject | None:
+def decode_manifest(body: bytes) -> AnyObject | None:
     """Returns the object of one manifest; None if it is invalid or of a form that is left to the reader."""
     if len(body) > JSON_BYTES_MAX or (b"\\u" in body and _ESCAPE_LEFT_TO_READER(body) is not None):
         return None
@@ -104,12 +105,12 @@ def decode_manifest(body: bytes) -> objects.AnyObject | None:
     return obj if _is_valid({"metadata": manifest.metadata}, kind) else None
 
 
-def _decode_with_spec(manifest: _Manifest, spec: bytes) -> objects.AnyObject | None:
+def _decode_with_spec(manifest: _Manifest, spec: bytes) -> AnyObject | None:
     kind, plain_spec = manifest.kind, _plain_decoder.decode(spec)
     if not has_unique_keys(spec, plain_spec):
         return None
     plain = {"apiVersion": manifest.api_version, "kind": kind, "metadata": manifest.metadata, "spec": plain_spec}
-    obj = cast(objects.AnyObject, msgspec.convert(plain, objects.KINDS[kind], dec_hook=objects.dec_hook))
+    obj = cast(AnyObject, msgspec.convert(plain, objects.KINDS[kind], dec_hook=objects.dec_hook))
     if not _is_valid(plain, kind):
         return None
     if isinstance(obj, Workload):

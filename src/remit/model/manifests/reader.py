@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from remit.model import metadata, objects
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.documents import JSON_SUFFIXES, TYPE_NAMES, DocumentNode, Position, read_documents
 from remit.model.manifests.suggestions import FOREIGN_KINDS, FOREIGN_KINDS_JSON
 from remit.model.manifests.type_checks import TypeChecker
@@ -20,7 +21,7 @@ from remit.model.problems import Problem, Problems, an, did_you_mean, escaped, o
 class Manifests(NamedTuple):
     """The objects of a file. `objects` is empty if there is any problem, so that a file is never applied in part."""
 
-    objects: tuple[objects.AnyObject, ...]
+    objects: tuple[AnyObject, ...]
     problems: tuple[Problem, ...]
 
 
@@ -43,7 +44,7 @@ class _Reader:
         self._system = system
         self._known = tuple(objects.KINDS) if system else objects.DECLARED
         self._seen: dict[str, Position] = {}
-        self.objects: list[objects.AnyObject] = []
+        self.objects: list[AnyObject] = []
 
     def read(self, document: DocumentNode) -> None:
         if document.type != "mapping":
@@ -145,4 +146,4 @@ class _Reader:
             # report it as a problem instead of raising.
             self._problems.add(document.position, (), escaped(str(error)), "compare it with `remit schema`")
             return
-        self.objects.append(cast(objects.AnyObject, built))
+        self.objects.append(cast(AnyObject, built))

@@ -398,10 +398,10 @@ def _suggest_quantity(resource: str, text: str) -> str:
         return ""
     if unit == "m":
         return f"{digits}Mi"
-    letter, rest = unit[0].upper(), unit[1:].lower()
-    if letter not in "KMGTPE" or rest not in ("", "b", "i", "ib"):
+    char, rest = unit[0].upper(), unit[1:].lower()
+    if char not in "KMGTPE" or rest not in ("", "b", "i", "ib"):
         return ""
-    guess = digits + (letter + "i" if "i" in rest else "k" if letter == "K" else letter)
+    guess = digits + (char + "i" if "i" in rest else "k" if char == "K" else char)
     return guess if guess != text else ""
 
 

@@ -16,6 +16,7 @@ from msgspec import Raw, inspect
 
 from remit.model import objects
 from remit.model.kinds import Secret, Workload, WorkloadSpec
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.decoder import decode_manifest, valid_specs
 from remit.model.manifests.documents import JSON_BYTES_MAX, JSON_NODES_MAX, NO_POSITION, DocumentNode, to_document
 from remit.model.manifests.field_rules import FieldRules
@@ -65,11 +66,11 @@ def _is_valid_workload(workload: Workload) -> bool:
     return decode_manifest(objects.encode(manifest)) is not None
 
 
-_validated: Final[dict[int, objects.AnyObject]] = {}
+_validated: Final[dict[int, AnyObject]] = {}
 VALIDATED_MAX: Final = 2_048
 
 
-def mark_validated(obj: objects.AnyObject) -> None:
+def mark_validated(obj: AnyObject) -> None:
     """Spares this very object its next validation in this process.
 
     The mark is by identity: an object decoded from a message is another one, so no sender can forge it. The table refers to
@@ -80,7 +81,7 @@ def mark_validated(obj: objects.AnyObject) -> None:
     _validated[id(obj)] = obj
 
 
-def validate(obj: objects.AnyObject) -> tuple[Problem, ...]:
+def validate(obj: AnyObject) -> tuple[Problem, ...]:
     """Returns the problems of a declared object. Fields that the authority sets (metadata, status) are not checked."""
     if _validated.pop(id(obj), None) is obj or (type(obj) is Workload and _is_valid_workload(obj)):
         return ()
@@ -104,7 +105,7 @@ def validate(obj: objects.AnyObject) -> tuple[Problem, ...]:
     return problems.sorted_problems()
 
 
-def to_manifest(obj: objects.AnyObject) -> dict[str, Any]:
+def to_manifest(obj: AnyObject) -> dict[str, Any]:
     """Returns the manifest that declares this object, without defaults and without fields that the authority sets.
 
     Defaults are compared by value. The encoder compares some by identity, so that equal objects could be written differently
@@ -116,7 +117,7 @@ def to_manifest(obj: objects.AnyObject) -> dict[str, Any]:
     return manifest
 
 
-def _plain_metadata(obj: objects.AnyObject) -> Any:
+def _plain_metadata(obj: AnyObject) -> Any:
     plain = _to_plain(obj.metadata)
     return {name: value for name, value in plain.items() if name not in AUTHORITY_FIELDS} if isinstance(plain, dict) else plain
 

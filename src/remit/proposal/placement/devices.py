@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 
 from remit.law.fit import NO_PEERS, DeviceModel, DeviceRequirement, Requirements, free_devices
-from remit.law.fit import devices as fit_whole
+from remit.law.fit import devices as fit_whole_devices
 from remit.law.fit import shares as fit_shares
 from remit.model.kinds import Device, Node
 from remit.model.resources import WHOLE_DEVICE
@@ -38,7 +38,7 @@ class _FreeDevices(NamedTuple):
 def fits_devices(requirements: Requirements, devices: Sequence[Device], used: Mapping[str, int]) -> bool:
     """Applies the device rules of law/fit.py to these devices, of which `used` is taken."""
     site = cast(Any, _FreeDevices(*free_devices(devices, used)))
-    return bool(fit_whole(requirements, site, NO_PEERS)) and bool(fit_shares(requirements, site, NO_PEERS))
+    return bool(fit_whole_devices(requirements, site, NO_PEERS)) and bool(fit_shares(requirements, site, NO_PEERS))
 
 
 DeviceCost = Callable[[DeviceRequirement, int], int]

@@ -19,7 +19,8 @@ from remit.client.rpc import EndpointCall
 from remit.law import authorization
 from remit.model.identity import Principal, principal_of, token_digest
 from remit.model.kinds import Token
-from remit.model.objects import TENANTED, AnyObject
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import TENANTED
 from remit.model.problems import quoted
 from remit.model.wire.agent_messages import AssignmentsRequest, SecretMaterialRequest
 from remit.observation.watch_cache import WatchCache

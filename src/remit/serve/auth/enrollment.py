@@ -20,7 +20,7 @@ import msgspec
 from starlette.responses import Response
 
 from remit.law.certificate_identity import NO_IDENTITY, CertificateIdentity, acts_for, agent_identity
-from remit.model.claims import Actor, Apply, Code, Refused, Role
+from remit.model.claims import Actor, Apply, Code, Refused
 from remit.model.identity import (
     JoinRequest,
     JoinResponse,
@@ -33,6 +33,7 @@ from remit.model.identity import (
 from remit.model.kinds import Token, TokenRole, TokenSpec
 from remit.model.metadata import Metadata
 from remit.model.objects import decode, key_of
+from remit.model.roles import Role
 from remit.serve.auth.access_control import forbidden, unauthenticated
 from remit.serve.http.bodies import parse_strict_json
 from remit.serve.http.media_types import TEXT

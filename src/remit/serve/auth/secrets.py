@@ -36,10 +36,11 @@ from msgspec.structs import replace
 from remit.client.endpoint import Endpoint, EndpointError
 from remit.law.authorization import material_denial_reason
 from remit.model import secrets
-from remit.model.claims import Role
 from remit.model.kinds import Config, Mount, Secret, Template
-from remit.model.objects import AnyObject, decode, key, key_of
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import decode, key, key_of
 from remit.model.records import Generation, Replica
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest
 from remit.store.protocol import Store, StoreError
 from remit.world.interfaces import AccessDenied, Disk, DiskError, FileMissing, Ids

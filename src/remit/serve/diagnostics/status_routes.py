@@ -20,10 +20,10 @@ from remit import __version__
 from remit.client.endpoint import AuthorityStatus, EndpointError
 from remit.commitment.books import AWAITED_NODE
 from remit.correction.controller_set import CONTROLLERS
-from remit.model.claims import Role
 from remit.model.objects import key_of
 from remit.model.records import GrantPhase, Phase
 from remit.model.resources import format_duration
+from remit.model.roles import Role
 from remit.model.wire.api_types import IdleLease, ScopeStatus
 from remit.observation.watch_cache import WatchCache
 from remit.proposal.explain.result_types import WorkloadExplanation

@@ -18,11 +18,12 @@ from msgspec import Raw
 
 from remit.model.claims import Code
 from remit.model.kinds import Workload
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.decoder import decode_manifest, has_unique_keys
 from remit.model.manifests.documents import DEPTH_MAX, JSON_BYTES_MAX
 from remit.model.manifests.reader import read
 from remit.model.manifests.validation import mark_validated
-from remit.model.objects import AnyObject, key
+from remit.model.objects import key
 from remit.model.problems import an, escaped, quoted
 from remit.model.wire.api_types import ProblemItem
 from remit.serve.auth.secrets import ClientSealedValue

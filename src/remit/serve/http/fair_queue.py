@@ -28,7 +28,8 @@ from typing import Any, Final, NamedTuple
 
 from remit.model.identity import Principal
 from remit.model.kinds import Tenant, TenantLimits, Workload
-from remit.model.objects import AnyObject, key_of
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import key_of
 from remit.observation.watch_cache import WatchCache
 from remit.serve.http.replies import ApiProblem
 from remit.serve.http.request_checks import Headers

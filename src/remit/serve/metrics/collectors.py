@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 from remit import __version__
 from remit.commitment.authority import Authority
 from remit.commitment.metrics import AuthorityMetrics
-from remit.model.claims import Code, Role
+from remit.model.claims import Code
 from remit.model.counters import OTHER, BoundedCounter, largest_with_other
 from remit.model.kinds.registry import BY_PREFIX
 from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE
+from remit.model.roles import Role
 from remit.serve.metrics.exposition import MetricSource, Sample
 
 if TYPE_CHECKING:

@@ -27,14 +27,15 @@ from remit.commitment.draft import Draft
 from remit.commitment.rulings.transitions import spawn
 from remit.correction.controllers.desired_replicas import RUNNING_PHASES, DesiredReplicas, available, available_min
 from remit.law.admission import apply_policy_defaults
-from remit.model.claims import Actor, Apply, Operation, OperationID, Refused, Role, Spawn
+from remit.model.claims import Actor, Apply, Operation, OperationID, Refused, Spawn
 from remit.model.kinds import Secret, Workload
-from remit.model.kinds.registry import DEFINITIONS
+from remit.model.kinds.registry import DEFINITIONS, AnyObject
 from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Metadata
-from remit.model.objects import TENANTED, AnyObject, encode, key, key_of
+from remit.model.objects import TENANTED, encode, key, key_of
 from remit.model.problems import Path, format_path
 from remit.model.records import Phase
+from remit.model.roles import Role
 from remit.model.wire.api_types import Difference, PlanAnswer, PlanItem, PlannedPlacement
 from remit.observation.replica_table import PENDING
 from remit.observation.scheduler_view import SchedulerView

@@ -176,5 +176,5 @@ def _location(node: Node | None) -> tuple[str, str, str]:
     return ("", "", "") if node is None else (node.spec.region, node.spec.zone, node.spec.address)
 
 
-def _matches(tenant: str, service: str, wanted_tenant: str, wanted_service: str) -> bool:
-    return (not wanted_tenant or tenant == wanted_tenant) and (not wanted_service or service == wanted_service)
+def _matches(tenant: str, service: str, tenant_filter: str, service_filter: str) -> bool:
+    return (not tenant_filter or tenant == tenant_filter) and (not service_filter or service == service_filter)

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Final
 from msgspec import Meta
 from starlette.responses import Response
 
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Natural
-from remit.model.objects import DECLARED, KINDS, PLURALS, TENANTED, AnyObject
+from remit.model.objects import DECLARED, KINDS, PLURALS, TENANTED
 from remit.model.problems import an
 from remit.model.wire.api_types import (
     LIST_LIMIT,

@@ -23,9 +23,9 @@ from starlette.responses import Response
 
 from remit.law.selectors import match_labels
 from remit.model.kinds import NodeExpression
-from remit.model.kinds.registry import BY_KIND
+from remit.model.kinds.registry import BY_KIND, AnyObject
 from remit.model.metadata import Metadata
-from remit.model.objects import KINDS, AnyObject, decode, enc_hook, key_of
+from remit.model.objects import KINDS, decode, enc_hook, key_of
 from remit.model.problems import closest_name, did_you_mean, one_of, quoted
 from remit.model.records import Generation, Replica
 from remit.model.resources import Amount, Duration

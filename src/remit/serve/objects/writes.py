@@ -33,10 +33,10 @@ from remit.model.claims import (
     parse_operation_id,
 )
 from remit.model.kinds import Secret
-from remit.model.kinds.registry import DEFINITIONS
+from remit.model.kinds.registry import DEFINITIONS, AnyObject
 from remit.model.manifests.validation import to_manifest
 from remit.model.metadata import Metadata
-from remit.model.objects import AnyObject, decode, encode, key, key_of, object_path
+from remit.model.objects import decode, encode, key, key_of, object_path
 from remit.model.problems import quoted
 from remit.model.wire.api_types import OPERATION_HEADER, ApplyAnswer, ApplyResult, DeleteAnswer
 from remit.serve.auth.access_control import check_may_declare

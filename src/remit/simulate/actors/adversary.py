@@ -50,7 +50,6 @@ from remit.model.claims import (
     Report,
     Reserve,
     ReturnCapacity,
-    Role,
     Rollback,
     SetCondition,
     Spawn,
@@ -63,6 +62,7 @@ from remit.model.metadata import Condition, Metadata
 from remit.model.objects import key_of
 from remit.model.records import DecisionSpec, EventSpec, GrantSpec, Phase, SummarySpec
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.simulate.actors.adversary_limits import LIMIT_ATTEMPTS, LimitAdversary
 from remit.simulate.actors.adversary_tenant import CORDONED, HOME, NAME, NEW, NOWHERE
 from remit.simulate.actors.role import RoleContext

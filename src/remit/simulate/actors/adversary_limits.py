@@ -26,12 +26,12 @@ from remit.model.claims import (
     Move,
     Refused,
     Reserve,
-    Role,
     Spawn,
     Vacate,
 )
 from remit.model.records import GrantSpec, Phase, Replica
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.observation.watch_cache import CachedRow
 from remit.simulate.actors.adversary_tenant import (
     HOME,
@@ -106,7 +106,7 @@ class LimitAdversary(AdversaryTenant):
         await self.send(Role.SCHEDULER, Vacate(self.rng.choice(("scheduler", "repair", "node-lifecycle", "workloads"))))
         return True
 
-    async def hand_over_lease(self) -> bool:
+    async def transfer_lease(self) -> bool:
         """A valid hand-over: another holder takes the lease at once, and gives it up again."""
         mine, twin = await self.actor(Role.ROLLOUT), Actor(TWIN, Role.ROLLOUT)
         self.forget_lease(mine)
@@ -240,7 +240,7 @@ LIMIT_ATTEMPTS: Final[Mapping[str, Callable[[LimitAdversary], Awaitable[bool]]]]
     "closed grant": LimitAdversary.closed_grant,
     "budgets": LimitAdversary.emergency_budgets,
     "lease of another": LimitAdversary.vacate_foreign_lease,
-    "lease handed over": LimitAdversary.hand_over_lease,
+    "lease handed over": LimitAdversary.transfer_lease,
     "class in use": LimitAdversary.classes_in_use,
     "region in use": LimitAdversary.region_in_use,
     "victim elsewhere": LimitAdversary.victim_elsewhere,

@@ -34,7 +34,6 @@ from remit.model.claims import (
     Move,
     Operation,
     Refused,
-    Role,
     Spawn,
     Verdict,
 )
@@ -62,10 +61,12 @@ from remit.model.kinds import (
     Workload,
     WorkloadSpec,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata
-from remit.model.objects import AnyObject, key_of
+from remit.model.objects import key_of
 from remit.model.records import Grant, PeerConfirmation, Phase, Replica
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import NodeHeartbeat, NodeState
 from remit.observation.watch_cache import CachedRow
 from remit.simulate.actors.role import RoleContext

@@ -23,11 +23,12 @@ from remit.agent.run_spec import NodeSettings
 from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.client.rpc import assignment_source, material_source
 from remit.law.timing import Timing
-from remit.model.claims import Actor, AnyClaim, Apply, Delete, Evidence, Report, Role
+from remit.model.claims import Actor, AnyClaim, Apply, Delete, Evidence, Report
 from remit.model.kinds import Device, Node, NodeHealth, NodeSpec, Taint
 from remit.model.metadata import Metadata
 from remit.model.records import Phase, Replica, SummarySpec
 from remit.model.resources import Amount
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import AssignmentsUpdate
 from remit.observation.hints import FULL, PREFIX
 from remit.simulate.actors.adversary_tenant import NODE_PREFIX

@@ -37,12 +37,12 @@ from remit.model.claims import (
     Refused,
     Renew,
     ReturnCapacity,
-    Role,
     Verdict,
 )
 from remit.model.kinds import Tenant
 from remit.model.records import Grant, GrantPhase, GrantSpec, PeerConfirmation, PeerSpec
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.observation.watch_cache import WatchCache
 from remit.simulate.actors.role import RoleContext, SimulatedRole
 

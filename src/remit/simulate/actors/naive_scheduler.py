@@ -11,9 +11,10 @@ from typing import Any, Final, NamedTuple
 
 from remit.law.charges import still_holds
 from remit.law.lifecycle import HOLDING_PHASES
-from remit.model.claims import AnyClaim, Bind, BindGang, Code, Move, Refused, Reserve, Role, Verdict
+from remit.model.claims import AnyClaim, Bind, BindGang, Code, Move, Refused, Reserve, Verdict
 from remit.model.kinds import Node, NodeHealth, WorkloadSpec
 from remit.model.records import Generation, Grant, GrantPhase, Phase, Replica
+from remit.model.roles import Role
 from remit.simulate.actors.role import RoleContext, SimulatedRole
 
 _RETRY_HEARTBEATS: Final = 7.5

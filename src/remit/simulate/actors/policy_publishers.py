@@ -16,11 +16,12 @@ from typing import Any, Final
 from remit.client.authority_client import RetriesExhausted
 from remit.client.endpoint import AuthorityStatus
 from remit.client.lease_holder import LeaseHold
-from remit.model.claims import Adopt, AnyClaim, Apply, Role, Rollback
+from remit.model.claims import Adopt, AnyClaim, Apply, Rollback
 from remit.model.kinds import Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec
 from remit.model.metadata import Metadata
 from remit.model.records import PolicyRevision
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.observation.watch_cache import WatchCache
 from remit.simulate.actors.budget_controllers import ClockReading, RetryingRole, read_clock
 from remit.simulate.actors.role import RoleContext

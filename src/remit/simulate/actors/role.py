@@ -18,8 +18,9 @@ from remit.client.endpoint import AuthorityStatus, Endpoint
 from remit.client.lease_holder import LeaseHold, acquire
 from remit.client.retry import RetryPolicy
 from remit.client.rpc import EndpointStub
-from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Operation, Refused, Role, Vacate, Verdict
+from remit.model.claims import Accepted, Actor, AnyClaim, Code, Evidence, Operation, Refused, Vacate, Verdict
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
 from remit.observation.cluster_objects import VIEWED_PREFIXES
 from remit.observation.column_table import NONE

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from remit.client.authority_client import RetriesExhausted
 from remit.law.ledgers import SCOPE_PREFIX
-from remit.model.claims import Actor, AnyClaim, Apply, DeclareLost, Delete, Operation, Role, Verdict
+from remit.model.claims import Actor, AnyClaim, Apply, DeclareLost, Delete, Operation, Verdict
 from remit.model.kinds import (
     Affinity,
     Config,
@@ -46,6 +46,7 @@ from remit.model.kinds import (
 from remit.model.metadata import Metadata
 from remit.model.records import Phase
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from remit.simulate.actors.adversary_tenant import NODE_PREFIX
 from remit.simulate.actors.role import RoleContext
 from remit.simulate.scenario_types import LoadSpec

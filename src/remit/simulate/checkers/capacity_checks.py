@@ -39,7 +39,7 @@ def exclusive_device_has_one_owner(step: CommitStep) -> Findings:
 
 
 @check_property("S3")
-def node_sums_never_rise_above_capacity(step: CommitStep) -> Findings:
+def node_usage_never_rises_above_capacity(step: CommitStep) -> Findings:
     history = step.history
     for (node, name), before in history.sums.nodes_before.items():
         n = history.sums.nodes.get((node, name), 0)
@@ -66,7 +66,7 @@ def _holders(step: CommitStep, node: str, name: str) -> str:
 
 
 @check_property("S4")
-def ledgers_never_rise_above_amount(step: CommitStep) -> Findings:
+def ledger_charges_never_rise_above_amount(step: CommitStep) -> Findings:
     """Charges and sub-grants of a ledger stay within its amount. A restore counts everything granted on as used, and confirmed
     holdings are accepted as reported: both may raise a sum.
     """
@@ -87,7 +87,7 @@ def ledgers_never_rise_above_amount(step: CommitStep) -> Findings:
 
 
 @check_property("S4")
-def draws_are_on_ones_own(step: CommitStep) -> Findings:
+def charges_are_on_own_tenant_and_grants(step: CommitStep) -> Findings:
     """Replicas are charged to their own tenant, and a scheduler charges only grants that it holds or that its scope holds from
     another.
     """
@@ -109,7 +109,7 @@ def draws_are_on_ones_own(step: CommitStep) -> Findings:
 
 
 @check_property("S4")
-def what_is_given_back_is_not_drawn(step: CommitStep) -> Findings:
+def charged_capacity_is_not_returned(step: CommitStep) -> Findings:
     """No holder returns or closes capacity that is charged. A grant may be reduced below what is charged; then charges stay.
 
     A reissue after a restore may bring less than is charged; grants reissued in the same batch are skipped, because no row
@@ -131,7 +131,7 @@ def what_is_given_back_is_not_drawn(step: CommitStep) -> Findings:
 
 
 @check_property("S5")
-def quota_comes_from_quota(step: CommitStep) -> Findings:
+def quota_slices_are_part_of_own_quota(step: CommitStep) -> Findings:
     """Charges on a slice are posted to no other ledger, so a slice must be part of its tenant's own quota, over all levels."""
     grants = step.history.kind("grant")
     changed = {key: (old, new) for key, old, new in step.of_kind("grant")}
@@ -154,7 +154,7 @@ def _source_of(grant: Json) -> Json:
 
 
 @check_property("S18")
-def hard_constraints_hold_at_the_bind(step: CommitStep) -> Findings:
+def hard_constraints_hold_at_bind(step: CommitStep) -> Findings:
     """Evaluated on the state after the batch: exact if nothing later in the batch could have changed it."""
     bound = dict(step.placed("bound"))
     if not bound or _changed_after_a_bind(step):
@@ -192,7 +192,7 @@ def _violations_at(history: History, replica: Json, *, peers: bool, spread: bool
 
 
 @check_property("S18")
-def devices_are_those_that_were_asked_for(step: CommitStep) -> Findings:
+def assigned_devices_match_request(step: CommitStep) -> Findings:
     for key, new in step.placed("bound", "reserved"):
         shape, assigned = step.history.shape(new), new["status"].get("devices") or {}
         if shape is None or not (shape.device_requests or assigned) or new["status"]["node"] in step.nodes_before:
@@ -221,7 +221,7 @@ def _are_models_allowed(requests: Sequence[Json], assigned: Iterable[str], known
 
 
 @check_property("S18")
-def nothing_is_placed_for_what_goes(step: CommitStep) -> Findings:
+def deleting_workloads_are_not_placed(step: CommitStep) -> Findings:
     """A workload that is being deleted, before the batch and after it, gets no more capacity."""
     for key, new in step.placed("bound", "reserved"):
         if holds_capacity(step.row_before(key)):
@@ -233,7 +233,7 @@ def nothing_is_placed_for_what_goes(step: CommitStep) -> Findings:
 
 
 @check_property("S18")
-def victims_rank_lower(step: CommitStep) -> Findings:
+def victims_have_lower_priority(step: CommitStep) -> Findings:
     """Preemption takes capacity only from replicas of lower priority, on the node where it is needed, and only if the class may
     preempt.
     """
@@ -264,7 +264,7 @@ def _may_preempt(step: CommitStep, replica: Json) -> bool:
 
 
 @check_property("S18")
-def policy_in_force_is_recorded_and_alive(step: CommitStep) -> Findings:
+def placement_policy_is_recorded_and_in_force(step: CommitStep) -> Findings:
     times = step.times
     for key, new in step.placed("bound", "reserved"):
         policies = [step.policy_before, step.history.policy]
@@ -283,17 +283,17 @@ def _in_force(policy: Json, boot: str, now_ms: int) -> bool:
 
 
 @check_property("S18")
-def nothing_fenced_is_placed_before_all_nodes_reported(step: CommitStep) -> Findings:
+def fenced_replicas_wait_for_all_nodes_after_restore(step: CommitStep) -> Findings:
     """After a restore, work that was pending in the backup may be running on a node that has not reported since."""
-    unheard = step.history.unreported_nodes
-    if not unheard:
+    unreported = step.history.unreported_nodes
+    if not unreported:
         return
     for key, new in step.placed("bound"):
         shape, node = step.history.shape(new), new["status"]["node"]
-        if node in unheard:
+        if node in unreported:
             yield key, f"it was bound to {node}, which has not reported since a restore"
         elif shape is not None and shape.fenced:
-            yield key, f"it must never run twice, and was bound while {sorted(unheard)} have not reported since a restore"
+            yield key, f"it must never run twice, and was bound while {sorted(unreported)} have not reported since a restore"
 
 
 @check_property("S12")
@@ -338,7 +338,7 @@ def _held_throughout(step: CommitStep, victim: str, attempt: str) -> bool:
 
 
 @check_property("S5")
-def draws_are_on_living_grants(step: CommitStep) -> Findings:
+def charges_are_on_live_grants(step: CommitStep) -> Findings:
     """Nothing is charged to a grant that has expired, or is closed or void. An earlier charge of a reservation stays charged,
     and is bound as it was reserved (`reservations_are_committed_once_or_released`).
     """
@@ -400,7 +400,7 @@ def grant_dead_reason(history: History, key: str, grant: Json, boot: str, now_ms
 
 
 @check_property("S4")
-def grants_are_held_by_somebody(step: CommitStep) -> Findings:
+def grants_are_charged_only_in_holding_scope(step: CommitStep) -> Findings:
     """Only the holder of a grant charges it: a grant issued to another scope is charged there, never here."""
     for key, old, new in step.moves:
         if phase_of(old) not in (None, "pending") or phase_of(new) not in ("bound", "reserved"):

@@ -30,7 +30,7 @@ class ObserverPositions:
         self.seen: dict[tuple[str, str], tuple[int, int]] = {}
         """The incarnation, by its index in the scope's history, and the revision."""
 
-    def observers_never_go_back(self, history: History, observer: str, incarnation: str, revision: int) -> Findings:
+    def observed_revisions_never_go_back(self, history: History, observer: str, incarnation: str, revision: int) -> Findings:
         """S10: revisions never go back within an incarnation, and no observer returns to an earlier incarnation."""
         if incarnation not in history.incarnations:
             yield observer, f"it saw incarnation {incarnation}, which does not exist"
@@ -46,7 +46,7 @@ class ObserverPositions:
             return
         self.seen[observer, history.scope] = position, revision
 
-    def views_show_what_stands(
+    def views_match_store(
         self,
         history: History,
         observer: str,
@@ -89,7 +89,7 @@ def behind_since_ms(history: History, revision: int) -> int:
     return history.commit_times[bisect_right(history.commit_times, revision, key=lambda time: time[0])][1]
 
 
-def acknowledged_is_in_history(history: History, operation: str, code: str, number: int, revision: int) -> Findings:
+def acknowledged_operations_are_in_history(history: History, operation: str, code: str, number: int, revision: int) -> Findings:
     """S2: nothing acknowledged is lost, except by a restore, which lists it."""
     if code in ID_REFUSALS or (code == "invalid" and not revision):
         return
@@ -122,7 +122,7 @@ def one_answer_per_operation(history: History, operation: str, code: str, number
         yield operation, f"it was answered {before}, and then {(code, number)}"
 
 
-def what_was_seen_is_on_record(history: History, operation: str, code: str, seen: int | None) -> Findings:
+def seen_revisions_are_recorded(history: History, operation: str, code: str, seen: int | None) -> Findings:
     """S22: each outcome records the revision that its author had decided on."""
     outcome = history.outcomes.get(operation)
     if seen is None or outcome is None or code in (*ID_REFUSALS, "abandoned", "invalid"):
@@ -131,7 +131,7 @@ def what_was_seen_is_on_record(history: History, operation: str, code: str, seen
         yield operation, f"it was decided on revision {seen}, but {outcome.seen} is recorded"
 
 
-def an_id_stands_for_one_payload(history: History, operation: str, code: str, digest: str) -> Findings:
+def operation_id_has_one_payload(history: History, operation: str, code: str, digest: str) -> Findings:
     """S2: an outcome is returned only for the payload it belongs to, and never for another payload under the same id."""
     outcome = history.outcomes.get(operation)
     if not digest or outcome is None or not outcome.digest or code in (*ID_REFUSALS, "abandoned", "invalid"):

@@ -27,7 +27,7 @@ WorkloadKey = tuple[str, str]
 
 
 @check_property("S27")
-def disruption_leaves_enough(step: CommitStep) -> Findings:
+def disruption_keeps_min_available(step: CommitStep) -> Findings:
     """A drain keeps the declared minimum of available replicas, and a rollout at most maxUnavailable below the desired number.
 
     Both are checked by the counts at the revision the actor had seen, less what it has taken since. Replicas that are not
@@ -79,7 +79,7 @@ def _required(step: CommitStep, entry: BatchEntry, group: WorkloadKey, replica: 
 
 
 @check_property("S28")
-def the_last_endpoint_is_not_withdrawn(step: CommitStep) -> Findings:
+def last_endpoint_is_not_withdrawn(step: CommitStep) -> Findings:
     """The silence of a node proves nothing: an endpoint that may be dead is better than none."""
     for entry in step.accepted:
         if entry.operation != "move unserve" or entry.role != "endpoints":
@@ -93,7 +93,7 @@ def the_last_endpoint_is_not_withdrawn(step: CommitStep) -> Findings:
 
 
 @check_property("S17")
-def nodes_are_given_up_one_after_another(step: CommitStep) -> Findings:
+def marking_nodes_unknown_is_rate_limited(step: CommitStep) -> Findings:
     """Nodes of one zone become unknown no faster than the rate limit allows; each lease holder is counted separately."""
     history = step.history
     at_ms = 0 if history.latest_commit is None else history.latest_commit[0]
@@ -115,7 +115,7 @@ def nodes_are_given_up_one_after_another(step: CommitStep) -> Findings:
 
 
 @check_property("S25")
-def preemption_leaves_enough(step: CommitStep) -> Findings:
+def preemption_keeps_min_available(step: CommitStep) -> Findings:
     """Preemption leaves the declared minimum of a workload running, by the revision the claim has seen, less what its scheduler
     has preempted since. Schedulers that record no decisions are not checked.
     """

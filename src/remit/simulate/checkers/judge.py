@@ -91,12 +91,14 @@ class Judge:
             for key, reason in check(step):
                 self._report(name, property_, scope, key, reason)
         if step.moves or step.accepted or step.after_restore:
-            self._report_all("grants_are_in_one_hand", "S4", scope, self.cross_scope.grants_are_in_one_hand(step))
             self._report_all(
-                "tenants_use_no_more_than_their_quota", "S4", scope, self.cross_scope.tenants_use_no_more_than_their_quota(step)
+                "held_grants_are_debited_by_issuer", "S4", scope, self.cross_scope.held_grants_are_debited_by_issuer(step)
+            )
+            self._report_all(
+                "tenant_usage_stays_within_quota", "S4", scope, self.cross_scope.tenant_usage_stays_within_quota(step)
             )
         if step.moves:
-            self._report_all("ended_work_runs_no_more", "S8", scope, self.processes.ended_work_runs_no_more(step))
+            self._report_all("ended_attempts_have_no_process", "S8", scope, self.processes.ended_attempts_have_no_process(step))
             self.processes.on_commit(step)
         self.liveness.on_commit(step, self.now_ms())
         if history.commits % RECOUNT_EVERY == 0:
@@ -158,16 +160,24 @@ class Judge:
         """
         history = self.history(scope)
         answer = operation, code, number, revision
-        self._report_all("acknowledged_is_in_history", "S2", scope, client_checks.acknowledged_is_in_history(history, *answer))
-        self._report_all("one_answer_per_operation", "S2", scope, client_checks.one_answer_per_operation(history, *answer))
         self._report_all(
-            "an_id_stands_for_one_payload",
+            "acknowledged_operations_are_in_history",
             "S2",
             scope,
-            client_checks.an_id_stands_for_one_payload(history, operation, code, digest),
+            client_checks.acknowledged_operations_are_in_history(history, *answer),
+        )
+        self._report_all("one_answer_per_operation", "S2", scope, client_checks.one_answer_per_operation(history, *answer))
+        self._report_all(
+            "operation_id_has_one_payload",
+            "S2",
+            scope,
+            client_checks.operation_id_has_one_payload(history, operation, code, digest),
         )
         self._report_all(
-            "what_was_seen_is_on_record", "S22", scope, client_checks.what_was_seen_is_on_record(history, operation, code, seen)
+            "seen_revisions_are_recorded",
+            "S22",
+            scope,
+            client_checks.seen_revisions_are_recorded(history, operation, code, seen),
         )
         findings = client_checks.cited_evidence_was_true(history, operation, code, number, payload)
         self._report_all("cited_evidence_was_true", "S16", scope, findings)
@@ -175,8 +185,8 @@ class Judge:
 
     def on_scheduler_claim(self, scope: str, lease: str, seen: int, payload: bytes) -> None:
         """Check a claim by the holder of a scheduler's lease against the revision it was decided on, with any verdict."""
-        findings = scheduler_checks.claims_fit_what_was_seen(self.history(scope), lease, seen, payload)
-        self._report_all("claims_fit_what_was_seen", "S26", scope, findings)
+        findings = scheduler_checks.claims_fit_seen_state(self.history(scope), lease, seen, payload)
+        self._report_all("claims_fit_seen_state", "S26", scope, findings)
 
     def on_abandoned(self, scope: str, operation: str) -> None:
         """Record that a client stopped waiting for an answer. Only the history shows whether the operation was applied."""
@@ -193,8 +203,8 @@ class Judge:
 
     def on_observed(self, observer: str, scope: str, incarnation: str, revision: int) -> None:
         """Record that an observer saw a scope at a revision. The observer's name survives its restarts."""
-        findings = self.observers.observers_never_go_back(self.history(scope), observer, incarnation, revision)
-        self._report_all("observers_never_go_back", "S10", scope, findings)
+        findings = self.observers.observed_revisions_never_go_back(self.history(scope), observer, incarnation, revision)
+        self._report_all("observed_revisions_never_go_back", "S10", scope, findings)
 
     def on_view(
         self,
@@ -216,9 +226,9 @@ class Judge:
             bounds = self.liveness.bounds
             late_ms = self.now_ms() - max(core.since_ms, behind_since_ms(history, revision)) - bounds.view_ms * bounds.pace
         copy = (observer, revision, rows)
-        findings = self.observers.views_show_what_stands(history, *copy, late_ms=late_ms, kinds=kinds, nodes=nodes)
-        self._report_all("views_show_what_stands", "S23", scope, findings)
-        self._report_all("views_show_what_stands", "S23", scope, ((observer, reason) for reason in wrong))
+        findings = self.observers.views_match_store(history, *copy, late_ms=late_ms, kinds=kinds, nodes=nodes)
+        self._report_all("views_match_store", "S23", scope, findings)
+        self._report_all("views_match_store", "S23", scope, ((observer, reason) for reason in wrong))
 
     # -- processes ---------------------------------------------------------------------------------------------------
 
@@ -233,15 +243,15 @@ class Judge:
         self.processes.on_start(process)
         if unrecorded:
             self.processes.unrecorded.add((node, pid))
-        self._report_all("runs_only_what_was_ordered", "S14", scope, self.processes.runs_only_what_was_ordered(process))
-        self._report_all("one_copy_at_a_time", "S8", scope, self.processes.one_copy_at_a_time(process))
+        self._report_all("processes_have_committed_start", "S14", scope, self.processes.processes_have_committed_start(process))
+        self._report_all("fenced_replica_has_one_process", "S8", scope, self.processes.fenced_replica_has_one_process(process))
 
     def on_stop_requested(self, node: str, pid: int, requester: str) -> None:
         """Record that a component of the machine asked the process to stop; it is killed if it does not."""
         process = self.processes.on_stop_request(node, pid, requester)
         if process is not None:
-            findings = self.processes.what_is_ordered_is_not_stopped(process, requester)
-            self._report_all("what_is_ordered_is_not_stopped", "S20", process.scope, findings)
+            findings = self.processes.assigned_processes_are_not_stopped(process, requester)
+            self._report_all("assigned_processes_are_not_stopped", "S20", process.scope, findings)
 
     def on_process_ended(self, node: str, pid: int) -> None:
         self.processes.on_end(node, pid)
@@ -265,7 +275,7 @@ class Judge:
     def conclude(self) -> None:
         """Run the checks that need the complete run, and compare every sum once more with one from scratch."""
         for scope in self.histories:
-            self._report_all("intervals_are_disjoint", "S8", scope, self.processes.intervals_are_disjoint(scope))
+            self._report_all("run_intervals_are_disjoint", "S8", scope, self.processes.run_intervals_are_disjoint(scope))
         for check, property_, waiting in self.liveness.conclude():
             self._report_overdue(check, property_, waiting)
         for waiting in self.liveness.open_calls():
@@ -302,24 +312,24 @@ class Judge:
 
 
 EVENT_CHECKS: Final[dict[str, str]] = {
-    "acknowledged_is_in_history": "S2",
+    "acknowledged_operations_are_in_history": "S2",
     "one_answer_per_operation": "S2",
-    "an_id_stands_for_one_payload": "S2",
-    "grants_are_in_one_hand": "S4",
-    "tenants_use_no_more_than_their_quota": "S4",
-    "one_copy_at_a_time": "S8",
-    "ended_work_runs_no_more": "S8",
-    "intervals_are_disjoint": "S8",
-    "observers_never_go_back": "S10",
-    "runs_only_what_was_ordered": "S14",
+    "operation_id_has_one_payload": "S2",
+    "held_grants_are_debited_by_issuer": "S4",
+    "tenant_usage_stays_within_quota": "S4",
+    "fenced_replica_has_one_process": "S8",
+    "ended_attempts_have_no_process": "S8",
+    "run_intervals_are_disjoint": "S8",
+    "observed_revisions_never_go_back": "S10",
+    "processes_have_committed_start": "S14",
     "cited_evidence_was_true": "S16",
-    "what_is_ordered_is_not_stopped": "S20",
-    "what_was_seen_is_on_record": "S22",
-    "views_show_what_stands": "S23",
-    "claims_fit_what_was_seen": "S26",
-    "work_is_bound_soon": "L1",
+    "assigned_processes_are_not_stopped": "S20",
+    "seen_revisions_are_recorded": "S22",
+    "views_match_store": "S23",
+    "claims_fit_seen_state": "S26",
+    "scheduling_latency_is_bounded": "L1",
     "writes_cease": "L10",
-    "refusals_back_off": "L10",
+    "refused_requests_back_off": "L10",
     "calls_are_answered": "L14",
 }
 """Checks that run neither at commits nor at ticks: on answers, processes and views, and at the end of a run."""

@@ -201,12 +201,12 @@ class Liveness:
         bound, late = self.bounds.bound_soon_ms * self.bounds.pace, delays.percentile()
         if late is None:
             self.undecided[
-                f"work_is_bound_soon in {scope}: {len(delays.ended)} waits were measured, of {DELAYS_MIN} needed"
+                f"scheduling_latency_is_bounded in {scope}: {len(delays.ended)} waits were measured, of {DELAYS_MIN} needed"
             ] = None
         elif late.ms > bound:
             slow = sum(delay.ms > bound for delay in delays.ended)
             reason = f"it waited for {late.ms} ms, bound {bound:.0f}, as did {slow} of {len(delays.ended)} placeable replicas"
-            yield "work_is_bound_soon", "L1", WaitingItem(scope, late.key, 0, reason)
+            yield "scheduling_latency_is_bounded", "L1", WaitingItem(scope, late.key, 0, reason)
 
     def _check_quiescence(self, core: Core, now: int) -> Iterator[tuple[str, str, WaitingItem]]:
         """L10: without new requests, writes and repeated refusals cease."""
@@ -224,8 +224,8 @@ class Liveness:
                 limit = bounds.quiet_window_ms / bounds.heartbeat_ms
                 for key, reason in quiescence.writes_cease(now - window, limit + ended * WRITES_PER_EXIT):
                     yield "writes_cease", "L10", WaitingItem(scope, key, 0, reason)
-                for key, reason in quiescence.refusals_back_off(now - window, limit):
-                    yield "refusals_back_off", "L10", WaitingItem(scope, key, 0, reason)
+                for key, reason in quiescence.refused_requests_back_off(now - window, limit):
+                    yield "refused_requests_back_off", "L10", WaitingItem(scope, key, 0, reason)
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Liveness:
 
 
 @liveness_check("L1")
-def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def placeable_replicas_are_bound(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """Pending work outside of gangs is bound if a node in the core would accept it and quota covers it.
 
     If capacity does not suffice for all of them, the scheduler chooses the order: then one of them must be bound, and the
@@ -282,7 +282,7 @@ def eligible_work_is_bound(live: Liveness, history: History, core: Core) -> Iter
 
 
 @liveness_check("L7")
-def one_gang_runs(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def placeable_gang_runs(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     if "scheduler" not in core.roles:
         return
     placeable = []
@@ -292,7 +292,7 @@ def one_gang_runs(live: Liveness, history: History, core: Core) -> Iterator[Wait
         if blocked_reason(history, next(iter(group.values())), live.now_ms()):
             continue
         if not is_independent(history, shape):
-            live.undecided[f"one_gang_runs in {history.scope}: {shape.key} has terms towards other replicas"] = None
+            live.undecided[f"placeable_gang_runs in {history.scope}: {shape.key} has terms towards other replicas"] = None
         elif gang_fits(history, shape, shape.gang, core.nodes.get(history.scope, frozenset()), live.now_ms()):
             placeable.append(shape.key)
     if placeable:
@@ -316,7 +316,7 @@ def reservations_do_not_leak(live: Liveness, history: History, core: Core) -> It
 
 
 @liveness_check("L4")
-def grants_return(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def expired_grants_are_closed(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """Expired grants held in this scope are closed. Grants held by another scope can only be returned by that scope."""
     if "repair" not in core.roles:
         return
@@ -331,7 +331,7 @@ def grants_return(live: Liveness, history: History, core: Core) -> Iterator[Wait
 
 
 @liveness_check("L4")
-def orphans_end(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def orphan_processes_end(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """On a healthy node no process runs whose attempt is over."""
     for process in live.processes.alive.values():
         if process.scope != history.scope or process.node not in core.nodes.get(history.scope, frozenset()):
@@ -352,7 +352,7 @@ def orphans_end(live: Liveness, history: History, core: Core) -> Iterator[Waitin
 
 
 @liveness_check("L10")
-def what_is_said_to_run_runs(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def running_replicas_have_processes(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """On a healthy node, every replica in a running phase has a process after a bounded time."""
     nodes = core.nodes.get(history.scope, frozenset())
     for key, replica in history.replicas("running", "ready", "serving"):
@@ -365,7 +365,7 @@ def what_is_said_to_run_runs(live: Liveness, history: History, core: Core) -> It
 
 
 @liveness_check("L5")
-def silence_is_noticed(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def silent_nodes_become_unknown(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     if "node-lifecycle" not in core.roles:
         return
     bound = live.bounds.unknown_ms + live.bounds.suspect_ms
@@ -377,7 +377,7 @@ def silence_is_noticed(live: Liveness, history: History, core: Core) -> Iterator
 
 
 @liveness_check("L5")
-def returned_nodes_are_ready(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def returned_nodes_become_ready(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     if "node-lifecycle" not in core.roles:
         return
     for name in sorted(core.nodes.get(history.scope, ())):
@@ -387,7 +387,7 @@ def returned_nodes_are_ready(live: Liveness, history: History, core: Core) -> It
 
 
 @liveness_check("L5")
-def unknown_resolves(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def unknown_replicas_are_resolved(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """Unknown replicas are resolved, except during a mass silence, when nothing is declared lost."""
     if "node-lifecycle" not in core.roles:
         return
@@ -395,7 +395,9 @@ def unknown_resolves(live: Liveness, history: History, core: Core) -> Iterator[W
     for key, replica in history.replicas("unknown"):
         node, shape = replica["status"].get("node", ""), history.shape(replica)
         if node in silent and live.mass_silence(history.scope, core):
-            live.undecided[f"unknown_resolves in {history.scope}: {key} is on hold because of a mass silence"] = None
+            live.undecided[f"unknown_replicas_are_resolved in {history.scope}: {key} is on hold because of a mass silence"] = (
+                None
+            )
         elif node in healthy or node in silent:
             lost_after = shape.lost_after_ms if shape is not None and node in silent else 0
             bound = lost_after + live.bounds.deletion_ms
@@ -405,7 +407,7 @@ def unknown_resolves(live: Liveness, history: History, core: Core) -> Iterator[W
 
 
 @liveness_check("L6")
-def deletion_completes(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def deletions_complete(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """Deletions complete within the stop grace period, or once silent nodes are declared lost."""
     if "workloads" not in core.roles:
         return
@@ -424,7 +426,7 @@ def deletion_completes(live: Liveness, history: History, core: Core) -> Iterator
             elif bound >= 0:
                 bound = max(bound, shape.grace_ms)
             if bound < 0 or (node in silent and live.mass_silence(history.scope, core)):
-                live.undecided[f"deletion_completes in {history.scope}: {member} is on {node}, outside the core"] = None
+                live.undecided[f"deletions_complete in {history.scope}: {member} is on {node}, outside the core"] = None
                 bound = -1
                 break
         if bound >= 0:
@@ -434,7 +436,7 @@ def deletion_completes(live: Liveness, history: History, core: Core) -> Iterator
 
 
 @liveness_check("L10")
-def desire_is_met(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def desired_state_is_reached(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """There is a replica for each desired one; services have no surplus and no outdated replicas that could be removed.
 
     A replica that fits nowhere is pending but exists. Daemons have one replica per eligible node, which is not checked.
@@ -449,14 +451,14 @@ def desire_is_met(live: Liveness, history: History, core: Core) -> Iterator[Wait
         members = {member: history.row(member) for member in history.members.get((meta["tenant"], meta["name"]), ())}
         away = [item for item in members.values() if phase_of(item) in ASSIGNED and item["status"]["node"] not in healthy]
         if away:
-            live.undecided[f"desire_is_met in {history.scope}: {key} has replicas outside the core"] = None
+            live.undecided[f"desired_state_is_reached in {history.scope}: {key} has replicas outside the core"] = None
             continue
         for item, reason in missing_replicas(history, key, members):
             yield WaitingItem(history.scope, item, live.bounds.desire_ms, reason)
 
 
 @liveness_check("L10")
-def what_is_ready_is_served(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def ready_replicas_become_serving(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """Ready replicas of services on healthy nodes become serving; jobs do not serve.
 
     A replica may be served and fail its probe between two ticks, so the check uses the time of its row's last change.
@@ -476,7 +478,7 @@ def what_is_ready_is_served(live: Liveness, history: History, core: Core) -> Ite
 
 
 @liveness_check("L10")
-def health_does_not_flap(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def node_health_does_not_flap(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """The recorded health of a healthy node does not keep changing."""
     if not core.calm:
         return

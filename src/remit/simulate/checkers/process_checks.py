@@ -51,7 +51,7 @@ class ProcessRecords:
         self.ended: list[EndedProcess] = []
         self.waived: dict[str, int] = {}
         """How often a check did not apply, by reason: `eager` work may run twice, a scope that was `restored` may have lost an
-        order to stop, a process that is `unwell` by its probe is stopped to be restarted, and one that was `unrecorded`
+        order to stop, a process that is `unhealthy` by its probe is stopped to be restarted, and one that was `unrecorded`
         because the disk failed when it was started is not found by a later keeper.
         """
         self.unrecorded: set[tuple[str, int]] = set()
@@ -112,7 +112,7 @@ class ProcessRecords:
 
     # -- starts -----------------------------------------------------------------------------------------------------
 
-    def runs_only_what_was_ordered(self, process: RunningProcess) -> Findings:
+    def processes_have_committed_start(self, process: RunningProcess) -> Findings:
         """S14, and so S20: a start needs its own committed `starting` on this node that was not released since."""
         history, run = self.histories.get(process.scope), process.run
         ordered = None if history is None else history.starts.get(run)
@@ -127,7 +127,7 @@ class ProcessRecords:
         else:
             yield run[0], f"attempt {run[2]} of {run[1]} was started on {process.node} after it was released"
 
-    def one_copy_at_a_time(self, process: RunningProcess) -> Findings:
+    def fenced_replica_has_one_process(self, process: RunningProcess) -> Findings:
         """S8: the processes of a replica's attempts do not overlap, on any nodes."""
         key, uid, attempt = process.run
         others = [p for p in self.copies.get((process.scope, key, uid), {}).values() if p is not process]
@@ -140,7 +140,7 @@ class ProcessRecords:
 
     # -- stop requests ----------------------------------------------------------------------------------------------
 
-    def what_is_ordered_is_not_stopped(self, process: RunningProcess, requester: str) -> Findings:
+    def assigned_processes_are_not_stopped(self, process: RunningProcess, requester: str) -> Findings:
         """S20: a process whose attempt is still ordered keeps running, even if other components are unreachable.
 
         It is stopped only when the rows order its end, when another attempt is the current one, or by its own
@@ -158,7 +158,7 @@ class ProcessRecords:
         if shape is None:
             yield key, f"{UNDECIDED} its fence is in no row"
         elif self._fails_probe(process, shape, phase_of(replica)):
-            self._waive("unwell")
+            self._waive("unhealthy")
         elif (process.node, process.pid) in self.unrecorded:
             self._waive("unrecorded")
         elif not shape.fenced:
@@ -182,7 +182,7 @@ class ProcessRecords:
 
     # -- committed ends -----------------------------------------------------------------------------------------------
 
-    def ended_work_runs_no_more(self, step: CommitStep) -> Findings:
+    def ended_attempts_have_no_process(self, step: CommitStep) -> Findings:
         """S8: when an attempt's end is committed, or its fence has passed, no process of it is left. Eager work is exempt."""
         for key, old, new in step.moves:
             now = phase_of(new)
@@ -198,7 +198,7 @@ class ProcessRecords:
 
     # -- at the end --------------------------------------------------------------------------------------------------
 
-    def intervals_are_disjoint(self, scope: str) -> Findings:
+    def run_intervals_are_disjoint(self, scope: str) -> Findings:
         """S8 again, from the complete record instead of as it happened."""
         by_replica: dict[tuple[str, str], list[tuple[int, int, RunningProcess]]] = {}
         now = self.now_ms()

@@ -132,7 +132,7 @@ class Quiescence:
         if late > limit:
             yield "head", f"{late} commits changed something since {since_ms:.0f} ms, limit {limit:.0f}"
 
-    def refusals_back_off(self, since_ms: float, limit: float) -> Findings:
+    def refused_requests_back_off(self, since_ms: float, limit: float) -> Findings:
         """L10: refused requests are not repeated faster than heartbeats."""
         for (actor, did, subject), times in self._refused_since(since_ms):
             if len(times) > limit:

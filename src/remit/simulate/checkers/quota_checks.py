@@ -67,7 +67,7 @@ class CrossScopeGrants:
             for name in {**quota, **emergency}:
                 highest[name] = max(highest.get(name, 0), quota.get(name, 0) + emergency.get(name, 0))
 
-    def grants_are_in_one_hand(self, step: CommitStep) -> Findings:
+    def held_grants_are_debited_by_issuer(self, step: CommitStep) -> Findings:
         """S4 over scopes: a holder never has more than its issuer has debited."""
         history = step.history
         lost = any(entry.operation == "declare-lost" for entry in step.accepted)
@@ -96,7 +96,7 @@ class CrossScopeGrants:
             if (issuer.scope, key) not in self.written_off and _restores_resolved(issuer, holder):
                 yield from _exceeds_issued(key, held, issuer.row(key), holder.scope)
 
-    def tenants_use_no_more_than_their_quota(self, step: CommitStep) -> Findings:
+    def tenant_usage_stays_within_quota(self, step: CommitStep) -> Findings:
         """Over all scopes, charges never rise above quota plus emergency quota."""
         sums = step.history.sums
         if step.after_restore:
@@ -128,7 +128,7 @@ KINDS: Final = {"workloads": "workload", "secrets": "secret", "configs": "config
 
 
 @check_property("S29")
-def replicas_rank_as_policy_allows(step: CommitStep) -> Findings:
+def replica_priorities_stay_within_policy(step: CommitStep) -> Findings:
     """Applies to replicas created by this commit; older ones keep their priority."""
     if not any(entry.operation in ("spawn", "apply") for entry in step.accepted):
         return
@@ -153,7 +153,7 @@ def _priority_max(policy: Json, shape: ReferenceShape) -> int:
 
 
 @check_property("S30")
-def tenants_declare_no_more_than_their_limits(step: CommitStep) -> Findings:
+def tenant_objects_stay_within_limits(step: CommitStep) -> Findings:
     """Increases stay within the limits; what already exceeds a limit may only shrink."""
     history = step.history
     touched = {_tenant(old, new) for kind in KINDS.values() for _, old, new in step.of_kind(kind)}
@@ -217,7 +217,7 @@ def _is_new(step: CommitStep, key: str) -> bool:
 
 
 @check_property("S13")
-def what_comes_with_a_workload_is_what_it_begins_with(step: CommitStep) -> Findings:
+def initial_replicas_match_workload_spec(step: CommitStep) -> Findings:
     """A new workload comes with all of its initial replicas or none, from index 0, of its first generation: no surge is needed
     when nothing is replaced.
     """

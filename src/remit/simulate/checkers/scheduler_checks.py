@@ -23,7 +23,7 @@ from remit.simulate.checkers.registry import Findings, check_property
 
 
 @check_property("S22")
-def decisions_add_up(step: CommitStep) -> Findings:
+def decision_counts_are_consistent(step: CommitStep) -> Findings:
     """Every node is counted once, as refused or as fitting; the number of nodes matches the cited revision, which is earlier
     than the decision; and a waiting replica has a reason and events that can end the wait.
     """
@@ -71,7 +71,7 @@ def _ended_reason(history: History, name: str, revision: int) -> str:
 
 
 @liveness_check("L2")
-def pending_work_is_tried(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def pending_replicas_are_tried(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """A scheduler has claimed a node for it, or recorded the result of its attempt."""
     tries = live.attempts.get(history.scope)
     if tries is None or "scheduler" not in core.roles:
@@ -84,7 +84,7 @@ def pending_work_is_tried(live: Liveness, history: History, core: Core) -> Itera
 
 
 @liveness_check("L13")
-def waiting_has_a_reason(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def pending_replicas_have_a_reason(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """Pending work has a recent decision that names it. A new leader gets time to take over first."""
     tries = live.attempts.get(history.scope)
     if tries is None or "scheduler" not in core.roles:
@@ -104,7 +104,7 @@ T = TypeVar("T")
 _decode: Callable[[bytes], Json] = msgspec.json.Decoder().decode
 
 
-def claims_fit_what_was_seen(history: History, lease: str, seen: int, payload: bytes) -> Findings:
+def claims_fit_seen_state(history: History, lease: str, seen: int, payload: bytes) -> Findings:
     """S26: at the revision a claim was decided on, each node existed, was ready and open, no rule forbade it, and there was
     capacity, unless victims provide it. Schedulers that record no decisions are not checked.
     """
@@ -158,7 +158,7 @@ def _value_at(known: Sequence[tuple[int, T]], revision: int) -> T | None:
 
 
 @liveness_check("L8")
-def somebody_leads(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def leader_exists(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """An idle leader commits heartbeat batches with a row of their own; a server that only reads does not count as leading."""
     bounds, now = live.bounds, live.now_ms()
     bound = 2 * bounds.leader_ttl_ms + bounds.leader_ms
@@ -168,7 +168,7 @@ def somebody_leads(live: Liveness, history: History, core: Core) -> Iterator[Wai
 
 
 @liveness_check("L8")
-def leaders_stay(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
+def leader_is_stable(live: Liveness, history: History, core: Core) -> Iterator[WaitingItem]:
     """Once nothing is broken any more, no leader is deposed; one more takeover from the last faulty server is allowed."""
     since = core.since_ms + (2 * live.bounds.leader_ttl_ms + live.bounds.leader_ms) * live.bounds.pace
     if len(late := [at for at in history.takeovers[-9:] if at > since]) > 1:

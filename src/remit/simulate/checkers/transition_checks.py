@@ -89,7 +89,7 @@ def chain_digest(old: Json, head: Json, step: CommitStep) -> str:
 
 
 @check_property("S22")
-def entries_say_who_and_what(step: CommitStep) -> Findings:
+def entries_name_actor_and_operation(step: CommitStep) -> Findings:
     """Every change has an author: an id, an actor in a role, an operation, and evidence that is not from the future.
 
     Peer messages cite revisions of another scope, so only operations about this scope's work are compared.
@@ -136,7 +136,7 @@ def one_binding_per_attempt(step: CommitStep) -> Findings:
 
 
 @check_property("S7")
-def phases_move_along_edges_by_their_owners(step: CommitStep) -> Findings:
+def phase_changes_match_lifecycle_table(step: CommitStep) -> Findings:
     for key in step.missing_deletes:
         if key.startswith("replica/"):
             yield key, "it was deleted, but did not exist"
@@ -166,7 +166,7 @@ def _entries_that_may_move(step: CommitStep, key: str, workload: str, phase: str
 
 
 @check_property("S16")
-def a_restored_scope_doubts_what_may_run(step: CommitStep) -> Findings:
+def restore_marks_replicas_and_nodes_unknown(step: CommitStep) -> Findings:
     """Rows of a backup are outdated: before any component acts on them, everything that may have run on nodes is marked
     unknown.
     """
@@ -181,7 +181,7 @@ def a_restored_scope_doubts_what_may_run(step: CommitStep) -> Findings:
 
 
 @check_property("S7")
-def agents_move_only_what_is_theirs(step: CommitStep) -> Findings:
+def agents_change_only_own_replicas(step: CommitStep) -> Findings:
     for entry in step.accepted:
         if entry.role != "agent" or entry.subject not in step.changed or not entry.subject.startswith("replica/"):
             continue
@@ -192,7 +192,7 @@ def agents_move_only_what_is_theirs(step: CommitStep) -> Findings:
 
 
 @check_property("S6")
-def accepted_entries_held_their_lease(step: CommitStep) -> Findings:
+def accepted_operations_hold_their_lease(step: CommitStep) -> Findings:
     """Fencing: operations are accepted only at the epoch in the lease's row, from its holder."""
     for entry in step.accepted:
         if entry.role in ROLES_WITHOUT_LEASE or entry.operation in ("acquire", "abandon"):
@@ -231,7 +231,7 @@ def lease_epochs_never_decrease(step: CommitStep) -> Findings:
 
 
 @check_property("S6")
-def leases_are_not_taken_from_the_living(step: CommitStep) -> Findings:
+def valid_leases_are_not_taken_over(step: CommitStep) -> Findings:
     """A holder whose renewal succeeded keeps its lease for a term, counted from when it sent the renewal, unless it vacates the
     lease.
     """
@@ -265,7 +265,7 @@ def one_outcome_per_operation(step: CommitStep) -> Findings:
 
 
 @check_property("S2")
-def abandoned_is_never_done(step: CommitStep) -> Findings:
+def abandoned_operations_are_not_applied(step: CommitStep) -> Findings:
     """An operation reported as abandoned was not applied, and never will be."""
     history, in_batch = step.history, {entry.id: entry for entry in step.entries if entry.code not in ID_REFUSALS}
     for entry in step.entries:
@@ -281,7 +281,7 @@ def abandoned_is_never_done(step: CommitStep) -> Findings:
 
 
 @check_property("S2")
-def ids_are_executed_in_their_time(step: CommitStep) -> Findings:
+def operation_ids_are_executed_within_window(step: CommitStep) -> Findings:
     """An id is valid in the incarnation that issued it, from its window on, for as long as outcomes of that window are
     retained.
     """
@@ -329,7 +329,7 @@ def attempts_have_one_result(step: CommitStep) -> Findings:
 
 
 @check_property("S9")
-def a_new_attempt_waits_for_the_end_of_the_last(step: CommitStep) -> Findings:
+def new_attempt_follows_release_of_previous(step: CommitStep) -> Findings:
     history = step.history
     for key, old, new in step.moves:
         if phase_of(new) == "released":
@@ -341,7 +341,7 @@ def a_new_attempt_waits_for_the_end_of_the_last(step: CommitStep) -> Findings:
 
 
 @check_property("S15")
-def only_what_may_go_on_begins_anew(step: CommitStep) -> Findings:
+def only_retryable_replicas_are_requeued(step: CommitStep) -> Findings:
     """A job that succeeded is not run again, and one that failed is retried only as often as its spec allows."""
     for key, old, new in step.moves:
         if (phase_of(old), phase_of(new)) != ("released", "pending"):
@@ -357,7 +357,7 @@ def only_what_may_go_on_begins_anew(step: CommitStep) -> Findings:
 
 
 @check_property("S9")
-def lost_only_after_its_fence(step: CommitStep) -> Findings:
+def attempts_are_lost_only_after_fence(step: CommitStep) -> Findings:
     """An attempt is declared lost only after its agent was silent for the complete fence.
 
     Renewals are in no row. The check therefore uses the acquisition of the lease, the takeover, which restarts the term of
@@ -387,7 +387,7 @@ def lost_only_after_its_fence(step: CommitStep) -> Findings:
 
 
 @check_property("S17")
-def evictions_cease_at_mass_silence(step: CommitStep) -> Findings:
+def evictions_stop_at_mass_silence(step: CommitStep) -> Findings:
     """While most nodes are silent, nothing on them is declared lost: so many nodes do not fail at once, but the network may.
 
     The adversary's nodes have no agent and are not counted.
@@ -402,7 +402,7 @@ def evictions_cease_at_mass_silence(step: CommitStep) -> Findings:
 
 
 @check_property("S13")
-def no_more_replicas_than_desired(step: CommitStep) -> Findings:
+def replicas_stay_within_desired_and_surge(step: CommitStep) -> Findings:
     """Unreleased replicas stay within the desired number plus the surge; more may remain after a reduction."""
     rises: dict[tuple[str, str], int] = {}
     for _, old, new in step.moves:
@@ -424,7 +424,7 @@ def no_more_replicas_than_desired(step: CommitStep) -> Findings:
 
 
 @check_property("S7")
-def node_health_moves_by_its_owner(step: CommitStep) -> Findings:
+def node_health_is_changed_by_its_owner(step: CommitStep) -> Findings:
     for key, old, new in step.of_kind("node"):
         if new is None:
             continue
@@ -437,7 +437,7 @@ def node_health_moves_by_its_owner(step: CommitStep) -> Findings:
 
 
 @check_property("S16")
-def uids_are_given_once(step: CommitStep) -> Findings:
+def uids_are_never_reused(step: CommitStep) -> Findings:
     """Also across restores: a component that still refers to a lost uid must not find another object under it."""
     assigned = step.history.uids
     for key, (old, new) in step.changed.items():
@@ -451,7 +451,7 @@ def uids_are_given_once(step: CommitStep) -> Findings:
 
 
 @check_property("S16")
-def nothing_goes_while_something_depends_on_it(step: CommitStep) -> Findings:
+def objects_in_use_are_not_removed(step: CommitStep) -> Findings:
     history = step.history
     for key in history.sums.without_generation:
         yield key, "it holds capacity, but its generation is gone"

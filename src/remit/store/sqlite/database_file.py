@@ -247,12 +247,12 @@ class DatabaseFile:
         return None if not id_ or id_ & 1 else self._rows((id_,))[0]
 
     def _rows(self, ids: Iterable[int]) -> list[Row]:
-        wanted_ids = list(ids)
+        row_ids = list(ids)
         rows: list[LogRow] = list(
-            self.db.executemany("SELECT id, key, value, sum FROM log WHERE id = ?", ((id_,) for id_ in wanted_ids))
+            self.db.executemany("SELECT id, key, value, sum FROM log WHERE id = ?", ((id_,) for id_ in row_ids))
         )
-        if len(rows) != len(wanted_ids):
-            raise corrupt_error(self.path, f"the index names {len(wanted_ids) - len(rows)} rows that are not in the log")
+        if len(rows) != len(row_ids):
+            raise corrupt_error(self.path, f"the index names {len(row_ids) - len(rows)} rows that are not in the log")
         return [self._live_row(row) for row in rows]
 
     def _live_row(self, row: LogRow) -> Row:

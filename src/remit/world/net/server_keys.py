@@ -68,7 +68,7 @@ class TlsKeys:
         directory.chmod(0o700)
         self.authority = self._load_authority()
         self.ca = self.authority.pem
-        self._wanted_hosts = local_hosts(listen_host, options.names)
+        self._expected_hosts = local_hosts(listen_host, options.names)
         self._server_pem = b""
         self._client_pem = b""
         self.hosts: frozenset[str] = frozenset()
@@ -87,7 +87,7 @@ class TlsKeys:
         changed = False
         if (server_pem := self._server_certificate()) != self._server_pem:
             self.server_context = server_context(*self._server_files(), self.ca, http=True)
-            self.hosts = frozenset((*hosts_of(server_pem), *self._wanted_hosts))
+            self.hosts = frozenset((*hosts_of(server_pem), *self._expected_hosts))
             self._server_pem, changed = server_pem, True
         file = self._directory / "caller.pem"
         if (client_pem := self._load_or_issue(file, lambda: self.authority.issue_client(SERVER_IDENTITY))) != self._client_pem:
@@ -135,7 +135,7 @@ class TlsKeys:
         provided = self._options.provided
         if provided is None:
             return self._load_or_issue(
-                self._directory / "server.pem", lambda: self.authority.issue_server(self._wanted_hosts), self._wanted_hosts
+                self._directory / "server.pem", lambda: self.authority.issue_server(self._expected_hosts), self._expected_hosts
             )
         pem = self._disk.read(provided.certificate, bytes_max=FILE_BYTES_MAX)
         if remaining_s(pem) <= 0:

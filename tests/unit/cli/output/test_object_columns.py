@@ -228,9 +228,9 @@ def test_repeated_event_is_one_row_with_its_count() -> None:
 
 
 def test_top_shows_usage_in_percent_and_never_for_missing_reports() -> None:
-    has, asked = ResourceUsage(cpu_milli=4_000, memory_bytes=8 << 30), ResourceUsage(cpu_milli=1_000, memory_bytes=1 << 30)
+    has, requests = ResourceUsage(cpu_milli=4_000, memory_bytes=8 << 30), ResourceUsage(cpu_milli=1_000, memory_bytes=1 << 30)
     row = node_row(
-        NodeTop(node="n1", cpu_milli=2_000, memory_bytes=2 << 30, capacity=has, requests=asked, age_ms=1_500, health="ready")
+        NodeTop(node="n1", cpu_milli=2_000, memory_bytes=2 << 30, capacity=has, requests=requests, age_ms=1_500, health="ready")
     )
     assert [cell.text if isinstance(cell, Cell) else cell for cell in row] == [
         "n1", "2", "50%", "1/4", "2Gi", "25%", "1Gi/8Gi", "0", "ready", "1s ago",

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role, Spawn
+from remit.model.claims import Actor, Apply, Code, Delete, Refused, Spawn
 from remit.model.kinds import (
     Config,
     DataSpec,
@@ -22,10 +22,12 @@ from remit.model.kinds import (
     TenantLimits,
     Workload,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata, Owner
-from remit.model.objects import AnyObject, decode
+from remit.model.objects import decode
 from remit.model.resources import Amount, Duration
-from tests.properties.authority_world import OPERATOR, USER, Scope, priority_class, story, tenant, workload
+from remit.model.roles import Role
+from tests.properties.authority_world import OPERATOR, USER, Scope, priority_class, scope_test, tenant, workload
 
 
 def policy(*rules: PolicyRule, name: str = "p") -> Apply:
@@ -41,9 +43,9 @@ def placed(name: str, **where: Any) -> Workload:
     return replace(one, spec=replace(one.spec, placement=Placement(**where)))
 
 
-async def refusal_detail(scope: Scope, thing: AnyObject, code: Code, actor: Any = USER) -> str:
+async def refusal_detail(scope: Scope, obj: AnyObject, code: Code, actor: Any = USER) -> str:
     before = await scope.dump()
-    (verdict,) = await scope.ask(actor, Apply(thing))
+    (verdict,) = await scope.ask(actor, Apply(obj))
     assert isinstance(verdict, Refused) and verdict.code is code, verdict
     assert await scope.dump() == before
     return verdict.detail
@@ -58,7 +60,7 @@ RECOVERY = PolicyRule(
 )
 
 
-@story
+@scope_test
 async def test_policy_sets_priority_class_and_author_cannot_override_it(scope: Scope) -> None:
     await scope.must(OPERATOR, policy(RECOVERY, PolicyRule(match=PolicyMatch(tenants=("t1",)), priority_max=100)))
     await scope.must(USER, Apply(workload("risk-api", labels={"app": "risk-api"}, replicas=1)))
@@ -73,7 +75,7 @@ async def test_policy_sets_priority_class_and_author_cannot_override_it(scope: S
     assert detail.startswith("spec.priorityClass: high cannot be chosen: policy p (customers wait for it)")
 
 
-@story
+@scope_test
 async def test_class_above_policy_maximum_is_refused_not_clipped(scope: Scope) -> None:
     """A19."""
     rule = PolicyRule(match=PolicyMatch(tenants=("t1",)), priority_max=100, reason="batch stays below customers")
@@ -86,7 +88,7 @@ async def test_class_above_policy_maximum_is_refused_not_clipped(scope: Scope) -
     await scope.must(USER, Apply(theirs))
 
 
-@story
+@scope_test
 async def test_member_gets_default_priority_at_most_unless_policy_permits(
     scope: Scope,
 ) -> None:
@@ -117,7 +119,7 @@ async def test_member_gets_default_priority_at_most_unless_policy_permits(
         await scope.must(member, Delete("Workload", "new", "t1"))
 
 
-@story
+@scope_test
 async def test_later_policy_does_not_refuse_unchanged_priority(scope: Scope) -> None:
     await scope.must(USER, Apply(ranked("w", "top")))
     await scope.must(OPERATOR, policy(PolicyRule(priority_max=100)))
@@ -129,7 +131,7 @@ async def test_later_policy_does_not_refuse_unchanged_priority(scope: Scope) -> 
     await refusal_detail(scope, ranked("w", "top"), Code.POLICY)
 
 
-@story
+@scope_test
 async def test_policy_defaults_fill_omitted_fields_only(scope: Scope) -> None:
     given = PolicyDefaults(priority_class="high", resources=Amount({"cpu": 250, "memory": 1 << 20}), stop_grace=Duration(5_000))
     await scope.must(OPERATOR, policy(PolicyRule(match=PolicyMatch(tenants=("t1",)), defaults=given)))
@@ -147,7 +149,7 @@ async def test_policy_defaults_fill_omitted_fields_only(scope: Scope) -> None:
     assert again["metadata"]["generation"] == stands["metadata"]["generation"], "no new generation"
 
 
-@story
+@scope_test
 async def test_default_condition_disappears_with_policy(scope: Scope) -> None:
     await scope.must(OPERATOR, policy(PolicyRule(defaults=PolicyDefaults(priority_class="high"))))
     await scope.must(USER, Apply(workload("w")))
@@ -157,7 +159,7 @@ async def test_default_condition_disappears_with_policy(scope: Scope) -> None:
     assert not scope.row("workload/t1/w").get("status", {}).get("conditions")
 
 
-@story
+@scope_test
 async def test_first_policy_by_name_wins_conflicting_priority_class(scope: Scope) -> None:
     await scope.must(OPERATOR, policy(PolicyRule(priority_class="top"), name="zebra"))
     await scope.must(OPERATOR, policy(PolicyRule(priority_class="high"), name="ant"))
@@ -165,7 +167,7 @@ async def test_first_policy_by_name_wins_conflicting_priority_class(scope: Scope
     assert generation(scope, "w")["priorityClass"] == "high"
 
 
-@story
+@scope_test
 async def test_policy_needs_existing_class_and_blocks_its_deletion(scope: Scope) -> None:
     detail = await refusal_detail(scope, policy(PolicyRule(priority_class="none")).thing, Code.INVALID, OPERATOR)
     assert detail.startswith("spec.rules[0].priorityClass: priority class none does not exist")
@@ -180,7 +182,7 @@ async def test_policy_needs_existing_class_and_blocks_its_deletion(scope: Scope)
     assert isinstance(verdict, Refused) and "generation/t1/w" in verdict.detail
 
 
-@story
+@scope_test
 async def test_unplaceable_workload_is_refused_with_permitted_regions(
     scope: Scope,
 ) -> None:
@@ -203,7 +205,7 @@ def limited(**limits: int) -> Tenant:
     return replace(one, spec=replace(one.spec, limits=TenantLimits(**limits)))
 
 
-@story
+@scope_test
 async def test_tenant_over_limit_is_refused_with_figures_and_cure(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(limited(workloads=2, replicas=10, configs=1, bytes=5_000)))
     await scope.must(USER, Apply(workload("a", replicas=4)), Apply(workload("b", replicas=6)))
@@ -225,7 +227,7 @@ async def test_tenant_over_limit_is_refused_with_figures_and_cure(scope: Scope) 
     await scope.must(USER, Apply(workload("c", replicas=3)))
 
 
-@story
+@scope_test
 async def test_lowered_limit_refuses_only_growth(scope: Scope) -> None:
     await scope.must(USER, *(Apply(workload(name, replicas=5)) for name in "abc"))
     await scope.must(OPERATOR, Apply(limited(workloads=1, replicas=6)))
@@ -235,7 +237,7 @@ async def test_lowered_limit_refuses_only_growth(scope: Scope) -> None:
     await refusal_detail(scope, workload("d", replicas=0), Code.LIMIT)
 
 
-@story
+@scope_test
 async def test_takeover_recounts_tenant_usage_from_rows(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(limited(workloads=2, replicas=10)))
     await scope.must(USER, Apply(workload("a", replicas=4)), Apply(workload("b", replicas=6)))
@@ -246,7 +248,7 @@ async def test_takeover_recounts_tenant_usage_from_rows(scope: Scope) -> None:
     await refusal_detail(scope, workload("c"), Code.LIMIT)
 
 
-@story
+@scope_test
 async def test_owner_of_other_tenant_or_no_tenant_is_refused(scope: Scope) -> None:
     """A18: neither with its uid nor as an object without a tenant."""
     theirs = replace(workload("boss"), metadata=Metadata(name="boss", tenant="t2"))

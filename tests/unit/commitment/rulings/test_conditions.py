@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from remit.model import objects
 from remit.model.claims import Apply, SetCondition
-from remit.model.kinds.registry import BY_KIND
+from remit.model.kinds.registry import BY_KIND, AnyObject
 from remit.model.manifests.reader import read
 from remit.model.metadata import Condition
-from tests.properties.authority_world import OPERATOR, Scope, story
+from tests.properties.authority_world import OPERATOR, Scope, scope_test
 from tests.properties.authority_world import tenant as tenant_of
 
 READY = Condition(type="Ready", status="True", reason="Checked", observed_generation=1)
@@ -20,7 +20,7 @@ KINDS_OF_OPERATORS = sorted(set(objects.DECLARED) - {"Secret"})
 """Secrets are sealed by a server; the authority refuses the sample."""
 
 
-def sample(kind: str) -> objects.AnyObject:
+def sample(kind: str) -> AnyObject:
     manifests = read(json.dumps(BY_KIND[kind].example).encode(), "sample.json")
     assert not manifests.problems
     return manifests.objects[0]
@@ -37,7 +37,7 @@ def test_row_without_conditions__has_no_trace_of_them(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS_OF_OPERATORS)
 def test_condition_is_stored__and_a_later_apply_keeps_it(kind: str) -> None:
-    @story
+    @scope_test
     async def conditions(scope: Scope) -> None:
         obj = sample(kind)
         if obj.metadata.tenant or getattr(obj.spec, "tenant", ""):

@@ -11,14 +11,15 @@ from msgspec.structs import replace
 from remit.model import objects
 from remit.model.claims import Apply, Code, Refused, Spawn
 from remit.model.kinds import Config, DataSpec, DeviceRequest, Node, NodeHealth, NodeStatus, Region, Rollout
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.validation import validate
 from remit.model.metadata import Metadata
 from remit.model.resources import Amount
-from tests.properties.authority_world import OPERATOR, USER, Scope, node, priority_class, story, tenant, workload
+from tests.properties.authority_world import OPERATOR, USER, Scope, node, priority_class, scope_test, tenant, workload
 
 
-async def refusal_detail(scope: Scope, thing: objects.AnyObject, code: Code = Code.INVALID) -> str:
-    (verdict,) = await scope.ask(OPERATOR, Apply(thing))
+async def refusal_detail(scope: Scope, obj: AnyObject, code: Code = Code.INVALID) -> str:
+    (verdict,) = await scope.ask(OPERATOR, Apply(obj))
     assert isinstance(verdict, Refused) and verdict.code is code, verdict
     return verdict.detail
 
@@ -27,7 +28,7 @@ def with_labels(labels: dict[str, str]) -> Node:
     return replace(node("n1"), metadata=Metadata(name="n1", labels=labels))
 
 
-@story
+@scope_test
 async def test_refusal_names_field_fault_and_cure(scope: Scope) -> None:
     reserved = '"remit/x" is reserved: only Remit sets names that start with remit/; choose another prefix, or none'
     assert (
@@ -44,7 +45,7 @@ async def test_refusal_names_field_fault_and_cure(scope: Scope) -> None:
     assert "spec.priorityClass: " in await refusal_detail(scope, crowd), "lists every other fault too"
 
 
-@story
+@scope_test
 async def test_object_built_without_decoder_is_validated(scope: Scope) -> None:
     assert await refusal_detail(scope, Region(metadata=Metadata(name="Bad Name"))) == (
         'metadata.name: "Bad Name" is not a DNS label; did you mean bad-name?'
@@ -59,7 +60,7 @@ async def test_object_built_without_decoder_is_validated(scope: Scope) -> None:
     assert await refusal_detail(scope, short) == "spec.quota.cpu: a quantity cannot be negative; write 0 or more"
 
 
-@story
+@scope_test
 async def test_share_and_whole_devices_of_one_kind_are_refused(scope: Scope) -> None:
     both = (DeviceRequest(kind="gpu", count=1), DeviceRequest(kind="gpu", share="1m"))
     assert (await refusal_detail(scope, workload("w", devices=both))).startswith(
@@ -67,7 +68,7 @@ async def test_share_and_whole_devices_of_one_kind_are_refused(scope: Scope) -> 
     )
 
 
-@story
+@scope_test
 async def test_status_and_stamps_sent_by_client_are_ignored(scope: Scope) -> None:
     """A client that reads, changes and sends back an object sends these too."""
     stamped = Metadata(name="n1", uid="mine", generation=9, revision=9, deleting=True)
@@ -75,7 +76,7 @@ async def test_status_and_stamps_sent_by_client_are_ignored(scope: Scope) -> Non
     assert scope.row("node/n1")["metadata"]["uid"] != "mine"
 
 
-@story
+@scope_test
 async def test_object_over_size_limit_is_refused(scope: Scope) -> None:
     large = Config(metadata=Metadata(name="c", tenant="t1"), spec=DataSpec(data={f"k{n}": "x" * 60_000 for n in range(20)}))
     assert (await refusal_detail(scope, large)).endswith(
@@ -83,7 +84,7 @@ async def test_object_over_size_limit_is_refused(scope: Scope) -> None:
     )
 
 
-@story
+@scope_test
 async def test_job_has_no_surge_capacity(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("j", replicas=2, type_="job")))
     assert await scope.refused(scope.actors["workloads"], Spawn("t1", "j", 1, 0, 3)) is Code.LIMIT
@@ -117,15 +118,15 @@ def test_equal_objects_get_same_validation_however_built() -> None:
     ids=lambda stored: stored["kind"],
 )
 def test_object_stored_before_validation_rule_stays_readable(stored: dict[str, Any]) -> None:
-    thing = objects.decode(json.dumps(stored).encode())
-    assert validate(thing), "today it would be refused"
-    assert objects.decode(objects.encode(thing)) == thing
+    obj = objects.decode(json.dumps(stored).encode())
+    assert validate(obj), "today it would be refused"
+    assert objects.decode(objects.encode(obj)) == obj
 
 
 def test_empty_allow_list_is_never_written_and_refused_when_read() -> None:
     policy = {"kind": "Policy", "metadata": {"name": "p"}, "spec": {"rules": [{"allow": {"zones": ["a"]}}]}}
-    thing = objects.decode(json.dumps(policy).encode())
-    assert b"regions" not in objects.encode(thing)
+    obj = objects.decode(json.dumps(policy).encode())
+    assert b"regions" not in objects.encode(obj)
     policy["spec"] = {"rules": [{"allow": {"zones": ["a"], "regions": []}}]}
     with pytest.raises(ValueError, match="regions"):
         objects.decode(json.dumps(policy).encode())

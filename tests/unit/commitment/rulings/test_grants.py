@@ -10,7 +10,7 @@ from remit.model.kinds import Region
 from remit.model.metadata import Metadata
 from remit.model.records import GrantSpec, SummarySpec
 from remit.model.resources import Amount, Duration
-from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, story
+from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, amounts, scope_test
 from tests.unit.commitment.authority_fixture import (
     T1,
     accept_peer,
@@ -35,7 +35,7 @@ def bind_claim(scope: Scope, key: str, grant: str) -> Bind:
     return Bind(key, scope.at(key), "n1", grant)
 
 
-@story
+@scope_test
 async def test_child_grant_deadline_is_capped_by_parent(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(budgets, Issue("parent", slice_of("4", "scheduler", Duration(100_000))))
@@ -49,7 +49,7 @@ async def test_child_grant_deadline_is_capped_by_parent(scope: Scope) -> None:
     await scope.must(budgets, Renew("parent"), Renew("child"))
 
 
-@story
+@scope_test
 async def test_draw_checks_whole_parent_chain(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(budgets, Issue("parent", slice_of("4", "scheduler", MINUTE)))
@@ -61,7 +61,7 @@ async def test_draw_checks_whole_parent_chain(scope: Scope) -> None:
     assert scope.books.grants["parent"].granted_on, "existing draws stay charged on the whole chain"
 
 
-@story
+@scope_test
 async def test_accepted_grant_survives_takeover_on_same_boot(scope: Scope) -> None:
     await accept_grant(scope)
     (key,) = await spawn_replicas(scope, "w")
@@ -71,7 +71,7 @@ async def test_accepted_grant_survives_takeover_on_same_boot(scope: Scope) -> No
     assert scope.row(key)["status"]["grants"] == ["s"]
 
 
-@story
+@scope_test
 async def test_takeover_does_not_extend_accepted_grant(scope: Scope) -> None:
     await accept_grant(scope)
     (key,) = await spawn_replicas(scope, "w")
@@ -81,7 +81,7 @@ async def test_takeover_does_not_extend_accepted_grant(scope: Scope) -> None:
     assert await scope.refused(scope.actors["scheduler"], bind_claim(scope, key, "s")) is Code.GRANT_EXPIRED
 
 
-@story
+@scope_test
 async def test_accepted_grant_expires_on_new_boot_until_renewed(scope: Scope) -> None:
     """F17: times of two boots cannot be compared, so the remaining term is zero."""
     await accept_grant(scope)
@@ -93,7 +93,7 @@ async def test_accepted_grant_expires_on_new_boot_until_renewed(scope: Scope) ->
     await scope.must(scope.actors["scheduler"], bind_claim(scope, key, "s"))
 
 
-@story
+@scope_test
 async def test_grant_serial_is_accepted_once(scope: Scope) -> None:
     await accept_grant(scope)
     await scope.must(scope.actors["budgets"], ReturnCapacity("s", amounts(cpu="1")))
@@ -103,7 +103,7 @@ async def test_grant_serial_is_accepted_once(scope: Scope) -> None:
     assert scope.row("grant/s")["spec"]["amount"] == {"cpu": "1"}, "a renewal extends time, not the returned amount"
 
 
-@story
+@scope_test
 async def test_accepted_grants_are_void_after_restore_until_reissued(scope: Scope) -> None:
     """F10"""
     await accept_grant(scope)
@@ -118,7 +118,7 @@ async def test_accepted_grants_are_void_after_restore_until_reissued(scope: Scop
     await scope.must(scheduler, bind_claim(scope, key, "s"))
 
 
-@story
+@scope_test
 async def test_restored_issuer_counts_grants_in_full_until_all_holders_confirm(scope: Scope) -> None:
     """F10: grants issued after the backup are unknown to it."""
     budgets = scope.actors["budgets"]
@@ -145,7 +145,7 @@ async def test_restored_issuer_counts_grants_in_full_until_all_holders_confirm(s
     assert await scope.refused(budgets, confirm_holdings(scope)) is Code.EXISTS, "each holder confirms once"
 
 
-@story
+@scope_test
 async def test_declared_region_without_grants_does_not_block_binding(scope: Scope) -> None:
     """A region without contact holds nothing of this scope; issuing waits for its confirmation all the same."""
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
@@ -156,7 +156,7 @@ async def test_declared_region_without_grants_does_not_block_binding(scope: Scop
     await bind(scope, key)
 
 
-@story
+@scope_test
 async def test_unrestored_scope_refuses_unknown_or_larger_holdings(scope: Scope) -> None:
     await accept_peer(scope, "scope/r2")
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("2")))
@@ -166,7 +166,7 @@ async def test_unrestored_scope_refuses_unknown_or_larger_holdings(scope: Scope)
     assert scope.books.grants[T1].granted_on == {"cpu": 2000}
 
 
-@story
+@scope_test
 async def test_report_of_negative_remainder_is_refused(scope: Scope) -> None:
     await accept_peer(scope, "scope/r2")
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("2")))
@@ -174,7 +174,7 @@ async def test_report_of_negative_remainder_is_refused(scope: Scope) -> None:
     assert await scope.refused(scope.actors["budgets"], claim) is Code.INVALID
 
 
-@story
+@scope_test
 async def test_grant_of_quota_needs_quota_as_parent(scope: Scope) -> None:
     """A draw on an offer or budget is also charged to quota or share; a draw on a slice is charged to nothing else.
 
@@ -193,7 +193,7 @@ async def test_grant_of_quota_needs_quota_as_parent(scope: Scope) -> None:
     await scope.must(scheduler, Issue("quota", slice_of("2", "scheduler", parent="slice")))
 
 
-@story
+@scope_test
 async def test_draw_on_offer_is_charged_to_accepted_slice(scope: Scope) -> None:
     """The scope that holds the slice is not the tenant's home, whose local quota may be zero."""
     await accept_grant(scope, "4", ttl=HOUR)
@@ -206,7 +206,7 @@ async def test_draw_on_offer_is_charged_to_accepted_slice(scope: Scope) -> None:
     assert await scope.refused(scope.actors["scheduler"], bind_claim(scope, b, "offer")) is Code.OVER_QUOTA
 
 
-@story
+@scope_test
 async def test_lost_holder_blocks_issue_until_declared_lost(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("4")))
@@ -217,7 +217,7 @@ async def test_lost_holder_blocks_issue_until_declared_lost(scope: Scope) -> Non
     await scope.must(scope.actors["budgets"], Issue("more", slice_of("1", "scope/r3")))
 
 
-@story
+@scope_test
 async def test_void_grant_is_not_returned_before_reissue(scope: Scope) -> None:
     """F10 F43: the pending reissue would restore what was returned."""
     await accept_grant(scope)
@@ -229,13 +229,13 @@ async def test_void_grant_is_not_returned_before_reissue(scope: Scope) -> None:
     await scope.must(budgets, ReturnCapacity("s", amounts(cpu="2")))
 
 
-@story
+@scope_test
 async def test_user_cannot_forge_awaited_node_report(scope: Scope) -> None:
     forged = Report("awaited/node/n1", SummarySpec(holder="node/n1", epoch=0, sequence=0))
     assert await scope.refused(USER, forged) is Code.NOT_OWNER
 
 
-@story
+@scope_test
 async def test_reports_in_any_order_never_take_back_returned_capacity(scope: Scope) -> None:
     """F43: debit before credit; returned capacity may have been granted again."""
     budgets = scope.actors["budgets"]
@@ -248,7 +248,7 @@ async def test_reports_in_any_order_never_take_back_returned_capacity(scope: Sco
     assert await scope.refused(budgets, credit(scope, 3, "10")) is Code.INVALID
 
 
-@story
+@scope_test
 async def test_expired_grant_returns_nothing_without_final_report(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(budgets, Issue("s", slice_of("4", ttl=Duration(1_000))))
@@ -261,7 +261,7 @@ async def test_expired_grant_returns_nothing_without_final_report(scope: Scope) 
     assert not scope.books.grants[T1].granted_on and "grant/s" not in scope.checker.rows
 
 
-@story
+@scope_test
 async def test_close_returns_free_part_and_rest_after_release(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(budgets, Issue("offer", slice_of("4", "scheduler")))
@@ -274,7 +274,7 @@ async def test_close_returns_free_part_and_rest_after_release(scope: Scope) -> N
     assert not scope.books.grants[T1].granted_on and "grant/offer" not in scope.checker.rows
 
 
-@story
+@scope_test
 async def test_repeated_close_of_drawn_grant_writes_nothing(scope: Scope) -> None:
     """F32: each written row wakes every watcher, and repair would retry on it."""
     budgets = scope.actors["budgets"]
@@ -287,7 +287,7 @@ async def test_repeated_close_of_drawn_grant_writes_nothing(scope: Scope) -> Non
     assert scope.checker.rows["grant/offer"] == before
 
 
-@story
+@scope_test
 async def test_budget_caps_tenant_share_and_charges_emergency_quota(scope: Scope) -> None:
     spec = GrantSpec(
         holder="scheduler", amount=amounts(cpu="3"), shares={"t1": amounts(cpu="1")}, purpose="budget", ttl=Duration(60_000)
@@ -303,7 +303,7 @@ async def test_budget_caps_tenant_share_and_charges_emergency_quota(scope: Scope
     assert await scope.refused(scope.actors["budgets"], Issue("more", more)) is Code.GRANT_SHORT
 
 
-@story
+@scope_test
 async def test_pending_offer_stays_charged_despite_smaller_confirmation(scope: Scope) -> None:
     """F10: both sides were restored; the holder confirms less than the pending offer."""
     budgets = scope.actors["budgets"]

@@ -15,7 +15,7 @@ from remit.law.workload_rules import initial_replicas
 from remit.model.claims import Accepted, Apply, Code, Delete, Forget, Spawn
 from remit.model.kinds import Policy, PolicyMatch, PolicyRule, PolicySpec, Workload
 from remit.model.metadata import Metadata
-from tests.properties.authority_world import OPERATOR, USER, Scope, story, tenant, workload
+from tests.properties.authority_world import OPERATOR, USER, Scope, scope_test, tenant, workload
 from tests.unit.commitment.authority_fixture import commit_transitions
 from tests.unit.correction.controller_fixture import ControllerBench, work
 
@@ -40,7 +40,7 @@ async def filled_like_spawned(scope: Scope, count: int, **shape: Any) -> list[di
     return filled
 
 
-@story
+@scope_test
 async def test_new_workload_and_replicas_share_one_commit(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w", replicas=3), fill=True))
     keys = [f"replica/t1/w-{index}" for index in range(3)]
@@ -52,17 +52,17 @@ async def test_new_workload_and_replicas_share_one_commit(scope: Scope) -> None:
     await scope.must(scope.actors["workloads"], Forget(keys[0], scope.at(keys[0])), Spawn("t1", "w", 1, 0))
 
 
-@story
+@scope_test
 async def test_initial_replicas_equal_spawned_ones(scope: Scope) -> None:
     assert len(await filled_like_spawned(scope, 2, replicas=2)) == 2
 
 
-@story
+@scope_test
 async def test_initial_replicas_have_priority_of_class(scope: Scope) -> None:
     assert [one["spec"]["priority"] for one in await filled_like_spawned(scope, 1, replicas=1, priority="high")] == [100]
 
 
-@story
+@scope_test
 async def test_initial_replicas_respect_policy_priority_maximum(scope: Scope) -> None:
     """S29."""
     given_class = PolicyRule(match=PolicyMatch(tenants=("t1",)), priority_class="top")
@@ -71,20 +71,20 @@ async def test_initial_replicas_respect_policy_priority_maximum(scope: Scope) ->
     assert [one["spec"]["priority"] for one in await filled_like_spawned(scope, 1, replicas=1)] == [70]
 
 
-@story
+@scope_test
 async def test_job_gets_no_more_replicas_than_parallelism_or_completions(scope: Scope) -> None:
     assert len(await filled_like_spawned(scope, 2, replicas=2, type_="job", completions=5)) == 2
     await scope.must(USER, Apply(workload("few", replicas=5, type_="job", completions=2), fill=True))
     assert len(replicas_of(scope, "few")) == 2
 
 
-@story
+@scope_test
 async def test_apply_without_fill_creates_no_replicas(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w", replicas=3)))
     assert replicas_of(scope, "w") == []
 
 
-@story
+@scope_test
 async def test_daemon_scheduled_job_and_zero_replicas_start_empty(scope: Scope) -> None:
     shapes: list[dict[str, Any]] = [
         {"type_": "daemon", "replicas": 1},
@@ -96,7 +96,7 @@ async def test_daemon_scheduled_job_and_zero_replicas_start_empty(scope: Scope) 
         assert replicas_of(scope, f"w{number}") == [], shape
 
 
-@story
+@scope_test
 async def test_workload_over_initial_limit_is_left_to_controller(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workloads, "INITIAL_REPLICAS_MAX", 3)
@@ -104,7 +104,7 @@ async def test_workload_over_initial_limit_is_left_to_controller(scope: Scope) -
     assert (replicas_of(scope, "w"), len(replicas_of(scope, "v"))) == ([], 3)
 
 
-@story
+@scope_test
 async def test_only_new_workload_is_filled(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w", replicas=2)))
     await scope.must(USER, Apply(workload("w", replicas=2), fill=True), Apply(workload("w", replicas=4), fill=True))
@@ -114,7 +114,7 @@ async def test_only_new_workload_is_filled(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(tenant("t3"), fill=True))
 
 
-@story
+@scope_test
 async def test_deleting_workload_is_not_filled_but_its_successor_is(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w", replicas=1), fill=True))
     assert await scope.must(USER, Delete("Workload", "w", "t1")) == [0], "a replica is left"
@@ -129,7 +129,7 @@ async def test_deleting_workload_is_not_filled_but_its_successor_is(scope: Scope
     assert len(replicas_of(scope, "w")) == 2 and scope.row(key)["metadata"]["uid"] != before
 
 
-@story
+@scope_test
 async def test_repeated_operation_creates_no_more_replicas(scope: Scope) -> None:
     """F01."""
     operation = await scope.operation(USER, Apply(workload("w", replicas=2), fill=True))
@@ -139,7 +139,7 @@ async def test_repeated_operation_creates_no_more_replicas(scope: Scope) -> None
     assert await scope.dump() == before
 
 
-@story
+@scope_test
 async def test_refused_workload_creates_no_replicas(scope: Scope) -> None:
     await scope.must(USER, Apply(workload("w", replicas=2)))
     for claim, code in (
@@ -151,7 +151,7 @@ async def test_refused_workload_creates_no_replicas(scope: Scope) -> None:
         assert await scope.refused(USER, claim) is code
 
 
-@story
+@scope_test
 async def test_dry_run_shows_workload_and_creates_no_replicas(scope: Scope) -> None:
     before = await scope.dump()
     for fill in (True, False):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from remit.model.claims import Acquire, Actor, Role, Vacate
+from remit.model.claims import Acquire, Actor, Vacate
 from remit.model.resources import Duration
-from tests.properties.authority_world import Scope, furnished, run
+from remit.model.roles import Role
+from tests.properties.authority_world import Scope, populated_scope, run
 
 TERM = Duration(15_000)
 
@@ -18,7 +19,7 @@ def test_status_reports_silence_of_each_role_lease() -> None:
     """Agent leases are left out: there may be very many of them."""
 
     async def scene() -> None:
-        scope = await furnished("r1")
+        scope = await populated_scope("r1")
         holder = await acquire_lease(scope, "s1", "scheduler/a")
         scope.clock.at_ms += 4_000
         status = await scope.lead.authority.status()
@@ -33,7 +34,7 @@ def test_status_reports_silence_of_each_role_lease() -> None:
 
 def test_vacated_lease_is_not_reported() -> None:
     async def scene() -> None:
-        scope = await furnished("r1")
+        scope = await populated_scope("r1")
         holder = await acquire_lease(scope, "s1", "scheduler/a")
         await scope.must(holder, Vacate("scheduler/a"))
         assert "scheduler/a" not in (await scope.lead.authority.status()).silent
@@ -44,7 +45,7 @@ def test_vacated_lease_is_not_reported() -> None:
 
 def test_new_authority_reports_listening_time_and_no_silence() -> None:
     async def scene() -> None:
-        scope = await furnished("r1")
+        scope = await populated_scope("r1")
         await acquire_lease(scope, "s1", "scheduler/a")
         await scope.take_over()
         scope.clock.at_ms += 700

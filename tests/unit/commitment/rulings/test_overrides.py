@@ -12,7 +12,7 @@ from remit.model.kinds import Override, OverrideScope, OverrideSpec, OverrideSta
 from remit.model.metadata import Deadline, Metadata
 from remit.model.objects import decode
 from remit.model.resources import Duration
-from tests.properties.authority_world import LEASES, OPERATOR, USER, Scope, story
+from tests.properties.authority_world import LEASES, OPERATOR, USER, Scope, scope_test
 
 TTL = Duration(60_000)
 KEY = "override/o"
@@ -32,11 +32,11 @@ def until_ms(scope: Scope) -> int:
 async def effects(scope: Scope) -> ActiveOverrides:
     """Active overrides for an observer whose clock equals the authority's."""
     page = await scope.store.inner.range("override/")
-    rows = [thing for row in page.rows if isinstance(thing := decode(row.value), Override)]
+    rows = [obj for row in page.rows if isinstance(obj := decode(row.value), Override)]
     return active_overrides(rows, (scope.clock.on, scope.clock.at_ms))
 
 
-@story
+@scope_test
 async def test_override_term_starts_at_apply_by_authority_clock(scope: Scope) -> None:
     assert await scope.must(OPERATOR, Apply(override())) == [1]
     assert until_ms(scope) == scope.clock.at_ms + TTL
@@ -45,7 +45,7 @@ async def test_override_term_starts_at_apply_by_authority_clock(scope: Scope) ->
     assert (await effects(scope)) == ActiveOverrides()
 
 
-@story
+@scope_test
 async def test_deadline_sent_by_client_is_ignored(scope: Scope) -> None:
     sent_status = OverrideStatus(deadline=Deadline(boot=scope.clock.on, at_ms=9_999_999_999))
     await scope.must(OPERATOR, Apply(replace(override(), status=sent_status)))
@@ -56,7 +56,7 @@ async def test_deadline_sent_by_client_is_ignored(scope: Scope) -> None:
     assert until_ms(scope) == at_first
 
 
-@story
+@scope_test
 async def test_identical_override_is_accepted_without_longer_term(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()))
     at_first = until_ms(scope)
@@ -69,7 +69,7 @@ async def test_identical_override_is_accepted_without_longer_term(scope: Scope) 
     assert until_ms(scope) == at_first, "a change of metadata does not extend it"
 
 
-@story
+@scope_test
 async def test_changed_override_spec_starts_new_term(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()))
     scope.clock.at_ms += 10_000
@@ -79,7 +79,7 @@ async def test_changed_override_spec_starts_new_term(scope: Scope) -> None:
     assert until_ms(scope) == scope.clock.at_ms + 1, "a shorter term applies too"
 
 
-@story
+@scope_test
 async def test_expired_override_is_not_revived_by_same_spec(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()))
     scope.clock.at_ms += TTL - 1
@@ -92,7 +92,7 @@ async def test_expired_override_is_not_revived_by_same_spec(scope: Scope) -> Non
     assert (await effects(scope)).avoided_by("r1", "a", "p", "n") == "o"
 
 
-@story
+@scope_test
 async def test_deleted_override_ends_at_once_and_may_be_reapplied(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()), Delete("Override", "o"))
     assert (await effects(scope)) == ActiveOverrides()
@@ -103,7 +103,7 @@ async def test_deleted_override_ends_at_once_and_may_be_reapplied(scope: Scope) 
     assert await scope.refused(OPERATOR, Delete("Override", "other")) is Code.NOT_FOUND
 
 
-@story
+@scope_test
 async def test_only_operator_may_override(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(override()))
     for actor in (USER, *(scope.actors[lease] for lease in LEASES), scope.actors["agent/n1"]):
@@ -112,14 +112,14 @@ async def test_only_operator_may_override(scope: Scope) -> None:
         assert await scope.refused(actor, Delete("Override", "o")) is Code.ROLE
 
 
-@story
+@scope_test
 async def test_invalid_override_fields_are_refused(scope: Scope) -> None:
     (verdict,) = await scope.ask(OPERATOR, Apply(override(ttl=Duration(0), reason=" ", scope=OverrideScope())))
     assert isinstance(verdict, Refused) and verdict.code is Code.INVALID
     assert [line.split(":")[0] for line in verdict.detail.split(" | ")] == ["spec.reason", "spec.scope", "spec.ttl"]
 
 
-@story
+@scope_test
 async def test_takeover_keeps_override_term_on_same_boot_only(scope: Scope) -> None:
     """The time between two boots is unknown."""
     await scope.must(OPERATOR, Apply(override()))
@@ -137,7 +137,7 @@ async def test_takeover_keeps_override_term_on_same_boot_only(scope: Scope) -> N
     assert until_ms(scope) == 5 + TTL
 
 
-@story
+@scope_test
 async def test_number_of_overrides_is_limited(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind_rules, "OVERRIDES_MAX", 2)
@@ -146,7 +146,7 @@ async def test_number_of_overrides_is_limited(scope: Scope) -> None:
         await scope.must(OPERATOR, Apply(override("p", reason="changed")), Delete("Override", "o"), Apply(override("q")))
 
 
-@story
+@scope_test
 async def test_status_reports_authority_clock(scope: Scope) -> None:
     status = await scope.lead.authority.status()
     assert (status.boot, status.now_ms) == (scope.clock.on, scope.clock.at_ms)
@@ -155,7 +155,7 @@ async def test_status_reports_authority_clock(scope: Scope) -> None:
     assert later.now_ms - status.now_ms == 1_234
 
 
-@story
+@scope_test
 async def test_retried_override_keeps_first_deadline(scope: Scope) -> None:
     operation = await scope.operation(OPERATOR, Apply(override()))
     scope.store.plan.append("landed")

@@ -12,7 +12,7 @@ from remit.commitment.rulings import peer_scopes
 from remit.model.claims import AcceptIncarnation, Apply, Close, Code, DeclareLost, Issue, Refused, Renew, ReturnCapacity
 from remit.model.kinds import Region
 from remit.model.metadata import Metadata
-from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, story
+from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, scope_test
 from tests.unit.commitment.authority_fixture import (
     T1,
     accept_peer,
@@ -47,7 +47,7 @@ async def refusal_detail(scope: Scope, claim: Any) -> str:
 # -- accepting incarnations -------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_accepted_incarnation_replaces_previous_and_counts_predecessors(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     assert await scope.must(budgets, AcceptIncarnation(R2, "one")) == [0]
@@ -56,7 +56,7 @@ async def test_accepted_incarnation_replaces_previous_and_counts_predecessors(sc
     assert scope.row("peer/scope/r2")["spec"] == {"incarnation": "two", "former": ["one"]}
 
 
-@story
+@scope_test
 async def test_audit_records_accepted_incarnation(scope: Scope) -> None:
     await accept_peer(scope, R2)
     row = await scope.store.inner.get(batch_key(scope.lead.authority.head.sequence))
@@ -64,7 +64,7 @@ async def test_audit_records_accepted_incarnation(scope: Scope) -> None:
     assert [(entry.did, entry.subject, entry.actor) for entry in decode_batch(row.value).entries] == [("recognise", R2, "op")]
 
 
-@story
+@scope_test
 async def test_second_replacement_of_same_incarnation_is_refused(scope: Scope) -> None:
     """F10: the second contacted its peer before the first was recorded, and may know less."""
     budgets = scope.actors["budgets"]
@@ -74,7 +74,7 @@ async def test_second_replacement_of_same_incarnation_is_refused(scope: Scope) -
     assert "three" in await refusal_detail(scope, AcceptIncarnation(R2, "two", "one")), "names the accepted incarnation"
 
 
-@story
+@scope_test
 async def test_replaced_incarnation_is_not_accepted_again(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(
@@ -86,14 +86,14 @@ async def test_replaced_incarnation_is_not_accepted_again(scope: Scope) -> None:
     assert await scope.refused(budgets, AcceptIncarnation(R2, "one", "three")) is Code.GRANT_VOID, "also after a takeover"
 
 
-@story
+@scope_test
 async def test_only_budgets_and_operators_accept_valid_scope_names(scope: Scope) -> None:
     assert await scope.refused(USER, AcceptIncarnation(R2, "one")) is Code.ROLE
     for peer, one in (("r2", "one"), ("scope/", "one"), ("scope/R 2", "one"), ("scope/a/b", "one"), (R2, "")):
         assert await scope.refused(OPERATOR, AcceptIncarnation(peer, one)) is Code.INVALID
 
 
-@story
+@scope_test
 async def test_record_of_former_incarnations_is_bounded(scope: Scope) -> None:
     last = "i0"
     await accept_peer(scope, R2, last)
@@ -103,7 +103,7 @@ async def test_record_of_former_incarnations_is_bounded(scope: Scope) -> None:
     assert len(scope.row("peer/scope/r2")["spec"]["former"]) == peer_scopes.FORMER_INCARNATIONS_MAX
 
 
-@story
+@scope_test
 async def test_number_of_peers_is_limited(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(peer_scopes, "PEERS_MAX", 1)
@@ -115,7 +115,7 @@ async def test_number_of_peers_is_limited(scope: Scope) -> None:
 # -- messages ---------------------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_message_of_unknown_peer_is_refused(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await scope.must(budgets, Issue("s", slice_of("4")))
@@ -126,7 +126,7 @@ async def test_message_of_unknown_peer_is_refused(scope: Scope) -> None:
     await scope.must(budgets, credit(scope, 1, "1"), confirm_holdings(scope), replace(offer(scope), name="held"))
 
 
-@story
+@scope_test
 async def test_message_to_other_incarnation_is_refused_with_current_one(scope: Scope) -> None:
     """F10: addressed to the incarnation before the restore."""
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("4")))
@@ -139,7 +139,7 @@ async def test_message_to_other_incarnation_is_refused_with_current_one(scope: S
         await scope.must(scope.actors["budgets"], message)
 
 
-@story
+@scope_test
 async def test_message_from_unaccepted_incarnation_is_refused_with_accepted_one(scope: Scope) -> None:
     """F10: sent by the incarnation before the peer's restore, or by one not accepted yet."""
     await scope.must(scope.actors["budgets"], Issue("s", slice_of("4")))
@@ -157,7 +157,7 @@ async def test_message_from_unaccepted_incarnation_is_refused_with_accepted_one(
 # -- the holder was restored --------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_report_from_before_holder_restore_does_not_count(scope: Scope) -> None:
     """F10 F43: the holder returned 3 of 4 and has forgotten it; everything charged here is offered again."""
     budgets = scope.actors["budgets"]
@@ -170,7 +170,7 @@ async def test_report_from_before_holder_restore_does_not_count(scope: Scope) ->
     assert scope.books.grants[T1].granted_on == {"cpu": 4000}
 
 
-@story
+@scope_test
 async def test_restored_holder_restarts_report_numbers(scope: Scope) -> None:
     """F10: its store lost the counter; else its reports would be ignored until the counter caught up."""
     budgets = scope.actors["budgets"]
@@ -182,7 +182,7 @@ async def test_restored_holder_restarts_report_numbers(scope: Scope) -> None:
     assert scope.books.grants[T1].granted_on == {"cpu": 2000}
 
 
-@story
+@scope_test
 async def test_restored_holder_accepts_any_serial_once(scope: Scope) -> None:
     """F10: the issuer may have been restored too, and count from an earlier serial."""
     await accept_peer(scope, GLOBAL)
@@ -194,7 +194,7 @@ async def test_restored_holder_accepts_any_serial_once(scope: Scope) -> None:
     assert await scope.refused(budgets, offer(scope, "2", serial=1)) is Code.REVISION, "each serial once"
 
 
-@story
+@scope_test
 async def test_void_grant_is_not_closed_while_backup_shows_draws(scope: Scope) -> None:
     """F10 F43: the draws may have been released, returned and granted to others since."""
     await accept_peer(scope, GLOBAL)
@@ -210,7 +210,7 @@ async def test_void_grant_is_not_closed_while_backup_shows_draws(scope: Scope) -
     assert await scope.refused(budgets, offer(scope, "2", serial=2)) is Code.GRANT_VOID, "a later reissue is refused"
 
 
-@story
+@scope_test
 async def test_close_keeps_no_more_than_reissued_amount(scope: Scope) -> None:
     """F10: the backup shows 2 drawn, while the issuer still charges 1."""
     await accept_peer(scope, GLOBAL)
@@ -226,7 +226,7 @@ async def test_close_keeps_no_more_than_reissued_amount(scope: Scope) -> None:
 # -- the issuer was restored --------------------------------------------------------------------------------------------------
 
 
-@story
+@scope_test
 async def test_offer_from_before_issuer_restore_is_refused(scope: Scope) -> None:
     """F10: so later confirmations of the holder are complete."""
     late = offer(scope)
@@ -236,7 +236,7 @@ async def test_offer_from_before_issuer_restore_is_refused(scope: Scope) -> None
     await scope.must(scope.actors["budgets"], replace(late, sender="two"))
 
 
-@story
+@scope_test
 async def test_restored_issuer_restarts_serials_without_enlarging_grant(scope: Scope) -> None:
     budgets = scope.actors["budgets"]
     await accept_peer(scope, GLOBAL)
@@ -246,7 +246,7 @@ async def test_restored_issuer_restarts_serials_without_enlarging_grant(scope: S
     assert scope.row("grant/s")["spec"]["amount"] == {"cpu": "1"}
 
 
-@story
+@scope_test
 async def test_every_known_scope_must_confirm_to_restored_issuer(scope: Scope) -> None:
     """F10: declared regions, holders and other peers alike. A confirmation to the previous incarnation does not count."""
     await scope.must(OPERATOR, Apply(Region(metadata=Metadata(name="r2"))))
@@ -263,7 +263,7 @@ async def test_every_known_scope_must_confirm_to_restored_issuer(scope: Scope) -
     await scope.must(budgets, replace(confirm_holdings(scope), holder="scope/r3"), Issue("s", slice_of("1")))
 
 
-@story
+@scope_test
 async def test_accepting_incarnation_is_not_confirming_holdings(scope: Scope) -> None:
     """F10: both scopes were restored."""
     await accept_peer(scope, R2)
@@ -274,7 +274,7 @@ async def test_accepting_incarnation_is_not_confirming_holdings(scope: Scope) ->
     await scope.must(budgets, confirm_holdings(scope, sender="two"), Issue("s", slice_of("1")))
 
 
-@story
+@scope_test
 async def test_scope_unknown_to_backup_may_still_confirm_holdings(scope: Scope) -> None:
     """F10: nothing waits for it. Once accepted, its holdings are charged, and any excess is listed."""
     backup = await scope.store.inner.backup()
@@ -287,7 +287,7 @@ async def test_scope_unknown_to_backup_may_still_confirm_holdings(scope: Scope) 
     assert dict(scope.books.excess()) == {T1: "cpu 4"}
 
 
-@story
+@scope_test
 async def test_confirmation_of_grant_held_by_other_names_holder_and_cure(scope: Scope) -> None:
     """F10: in the backup another scope holds this name, and has returned it since."""
     await accept_peer(scope, R2)
@@ -301,7 +301,7 @@ async def test_confirmation_of_grant_held_by_other_names_holder_and_cure(scope: 
     assert scope.books.grants[T1].granted_on == {"cpu": 2000}
 
 
-@story
+@scope_test
 async def test_lost_scope_is_refused_until_new_incarnation(scope: Scope) -> None:
     """Its capacity was granted to others; only after a restore does it forget the old grants."""
     await accept_peer(scope, R2)

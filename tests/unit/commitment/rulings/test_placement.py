@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from remit.model.claims import Accepted, Apply, Bind, BindGang, Code, Forget, Move, Refused, Reserve, Spawn
 from remit.model.kinds import Affinity, DeviceRequest, Placement
-from tests.properties.authority_world import OPERATOR, USER, Scope, node, story, tenant, workload
+from tests.properties.authority_world import OPERATOR, USER, Scope, node, scope_test, tenant, workload
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas, transition_claim, used_on
 
 GPU = (DeviceRequest(kind="gpu", count=1),)
@@ -14,7 +14,7 @@ def reserve(scope: Scope, key: str, *victims: str, on: str = "n1", devices: dict
     return Reserve(key, scope.at(key), on, T1, devices or {}, victims={victim: scope.at(victim) for victim in victims})
 
 
-@story
+@scope_test
 async def test_reservation_charges_capacity_its_victims_do_not_free(scope: Scope) -> None:
     """4 cpu: the victim holds 3, the preemptor needs 4; together never more than 4, and no third replica fits."""
     (weak,) = await spawn_replicas(scope, "weak", cpu="3")
@@ -35,7 +35,7 @@ async def test_reservation_charges_capacity_its_victims_do_not_free(scope: Scope
     assert used_on(scope, "n1") == 4000
 
 
-@story
+@scope_test
 async def test_preemption_reason_names_preemptor_of_same_tenant_only(scope: Scope) -> None:
     (weak,) = await spawn_replicas(scope, "weak", cpu="3")
     (strong,) = await spawn_replicas(scope, "strong", cpu="4", priority="high")
@@ -52,7 +52,7 @@ async def test_preemption_reason_names_preemptor_of_same_tenant_only(scope: Scop
     assert scope.row(mine)["status"]["reason"] == "preempted by a replica of another tenant with priority 100"
 
 
-@story
+@scope_test
 async def test_surplus_freed_by_victims_is_available_to_others(scope: Scope) -> None:
     weak = await spawn_replicas(scope, "weak", 2, cpu="2")
     (strong,) = await spawn_replicas(scope, "strong", cpu="3", priority="high")
@@ -66,7 +66,7 @@ async def test_surplus_freed_by_victims_is_available_to_others(scope: Scope) -> 
     assert used_on(scope, "n1") == 3000
 
 
-@story
+@scope_test
 async def test_respawned_victim_is_not_a_victim(scope: Scope) -> None:
     """F24: forgotten and spawned again, it is in its first attempt, but the reservation does not wait for it."""
     workloads = scope.actors["workloads"]
@@ -85,7 +85,7 @@ async def test_respawned_victim_is_not_a_victim(scope: Scope) -> None:
     assert (used_on(scope, "n1"), used_on(scope, "n2")) == (4000, 0)
 
 
-@story
+@scope_test
 async def test_device_passes_from_victim_to_preemptor_only(scope: Scope) -> None:
     (weak,) = await spawn_replicas(scope, "weak", devices=GPU, cpu="1")
     (strong,) = await spawn_replicas(scope, "strong", devices=GPU, cpu="1", priority="high")
@@ -100,7 +100,7 @@ async def test_device_passes_from_victim_to_preemptor_only(scope: Scope) -> None
     await bind(scope, third, devices={"gpu-1": 1000})
 
 
-@story
+@scope_test
 async def test_cancelled_preemptor_releases_reservation_while_victims_drain(scope: Scope) -> None:
     """F24: the preemptor is cancelled, and its reservation with it."""
     (weak,) = await spawn_replicas(scope, "weak", cpu="3")
@@ -113,7 +113,7 @@ async def test_cancelled_preemptor_releases_reservation_while_victims_drain(scop
     assert used_on(scope, "n1") == 0
 
 
-@story
+@scope_test
 async def test_abandoned_reservation_is_reclaimed_after_wait(scope: Scope) -> None:
     """F19: a crash between reserve and bind."""
     (key,) = await spawn_replicas(scope, "w")
@@ -142,7 +142,7 @@ async def preempt_twice(scope: Scope) -> tuple[str, str, str]:
     return victim, first, second
 
 
-@story
+@scope_test
 async def test_victim_in_later_attempt_frees_nothing_for_first_preemptor(scope: Scope) -> None:
     victim, first, _ = await preempt_twice(scope)
     assert used_on(scope, "n1") == 5000
@@ -151,7 +151,7 @@ async def test_victim_in_later_attempt_frees_nothing_for_first_preemptor(scope: 
     assert used_on(scope, "n1") == 4000
 
 
-@story
+@scope_test
 async def test_victim_belongs_to_latest_preemptor_after_takeover(scope: Scope) -> None:
     """F20: otherwise the second reservation is never charged in full, and its capacity sold twice."""
     victim, _, _ = await preempt_twice(scope)
@@ -160,7 +160,7 @@ async def test_victim_belongs_to_latest_preemptor_after_takeover(scope: Scope) -
     assert used_on(scope, "n1") == 4000, "1 and 3: both reservations in full"
 
 
-@story
+@scope_test
 async def test_victim_must_be_weaker_running_and_on_same_node(scope: Scope) -> None:
     (weak,) = await spawn_replicas(scope, "weak")
     (equal,) = await spawn_replicas(scope, "equal")
@@ -172,14 +172,14 @@ async def test_victim_must_be_weaker_running_and_on_same_node(scope: Scope) -> N
     assert await scope.refused(scope.actors["scheduler"], reserve(scope, strong, weak)) is Code.VICTIMS
 
 
-@story
+@scope_test
 async def test_reservation_binds_only_to_its_own_node(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "w")
     await scope.must(scope.actors["scheduler"], reserve(scope, key))
     assert await scope.refused(scope.actors["scheduler"], Bind(key, scope.at(key), "n2", T1)) is Code.INVALID
 
 
-@story
+@scope_test
 async def test_reserved_gang_members_bind_only_together(scope: Scope) -> None:
     """F25: a reservation is not a binding; single binds would split the gang."""
     a, b = await spawn_replicas(scope, "g", 2, gang=2)
@@ -191,7 +191,7 @@ async def test_reserved_gang_members_bind_only_together(scope: Scope) -> None:
     assert [scope.phase(key) for key in (a, b)] == ["bound", "bound"]
 
 
-@story
+@scope_test
 async def test_gang_binds_fitting_members_if_minimum_is_met(scope: Scope) -> None:
     members = await spawn_replicas(scope, "g", 3, gang=2, cpu="2")
     binds = tuple(Bind(key, scope.at(key), "n1", T1) for key in members)
@@ -201,7 +201,7 @@ async def test_gang_binds_fitting_members_if_minimum_is_met(scope: Scope) -> Non
     assert used_on(scope, "n2") == 2000, "after the minimum is bound, a member may bind alone"
 
 
-@story
+@scope_test
 async def test_claim_with_uncommitted_revision_is_refused(scope: Scope) -> None:
     """Inside a batch an uncommitted change has revision -1, which no client can have seen."""
     (key,) = await spawn_replicas(scope, "w")
@@ -213,7 +213,7 @@ async def test_claim_with_uncommitted_revision_is_refused(scope: Scope) -> None:
     assert isinstance(second, Refused) and second.code is Code.REVISION
 
 
-@story
+@scope_test
 async def test_zone_change_of_node_counts_for_next_claim_of_batch(scope: Scope) -> None:
     apart = Placement(anti_affinity=(Affinity(label_selector={"app": "x"}, topology_key="zone"),))
     a, b = await spawn_replicas(scope, "w", 2, placement=apart, labels={"app": "x"})
@@ -225,7 +225,7 @@ async def test_zone_change_of_node_counts_for_next_claim_of_batch(scope: Scope) 
     assert isinstance(verdicts[1], Refused) and verdicts[1].code is Code.ANTI_AFFINITY
 
 
-@story
+@scope_test
 async def test_shrunk_quota_lists_excess_and_admits_no_more(scope: Scope) -> None:
     """F27: running replicas stay charged; the sum may exceed the limit but not grow."""
     a, b, c = await spawn_replicas(scope, "w", 3, cpu="2")
@@ -238,7 +238,7 @@ async def test_shrunk_quota_lists_excess_and_admits_no_more(scope: Scope) -> Non
     assert dict(scope.books.excess()) == {}
 
 
-@story
+@scope_test
 async def test_shrunk_node_keeps_running_replicas_and_admits_no_more(scope: Scope) -> None:
     a, b = await spawn_replicas(scope, "w", 2, cpu="2")
     await bind(scope, a)
@@ -247,7 +247,7 @@ async def test_shrunk_node_keeps_running_replicas_and_admits_no_more(scope: Scop
     assert await scope.refused(scope.actors["scheduler"], Bind(b, scope.at(b), "n1", T1)) is Code.NO_ROOM
 
 
-@story
+@scope_test
 async def test_refusals_follow_order_of_guards(scope: Scope) -> None:
     """Role, lease, object, revision, phase, node, fit, devices, grant."""
     (key,) = await spawn_replicas(scope, "w", cpu="9", devices=GPU)

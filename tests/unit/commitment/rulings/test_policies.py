@@ -9,7 +9,7 @@ from remit.model.claims import Adopt, Apply, Bind, Code, Delete, Refused, Reserv
 from remit.model.kinds import Policy, PolicyAllow, PolicyMatch, PolicyRule, PolicySpec, Template, Workload, WorkloadSpec
 from remit.model.metadata import Metadata
 from remit.model.resources import Duration
-from tests.properties.authority_world import OPERATOR, USER, Scope, story
+from tests.properties.authority_world import OPERATOR, USER, Scope, scope_test
 from tests.unit.commitment.authority_fixture import T1, bind, spawn_replicas
 
 MINUTE = Duration(60_000)
@@ -27,7 +27,7 @@ def adopt_claim(scope: Scope, number: int, *zones: str, ttl: Duration = MINUTE, 
     return Adopt(number, {"p": only_in(*zones)}, ttl, scope.clock.at_ms if asked_ms is None else asked_ms)
 
 
-@story
+@scope_test
 async def test_rollback_republishes_old_policies_as_new_revision(scope: Scope) -> None:
     assert await scope.must(OPERATOR, Apply(policy("p", "a"))) == [1]
     await scope.must(OPERATOR, Apply(policy("p", "b")), Apply(policy("q", "a", "b")))
@@ -47,7 +47,7 @@ async def test_rollback_republishes_old_policies_as_new_revision(scope: Scope) -
     assert await scope.refused(USER, Rollback(1)) is Code.ROLE
 
 
-@story
+@scope_test
 async def test_deleted_policy_no_longer_restricts_placement(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(policy("p", "b")))
     (key,) = await spawn_replicas(scope, "w")
@@ -56,7 +56,7 @@ async def test_deleted_policy_no_longer_restricts_placement(scope: Scope) -> Non
     await bind(scope, key)
 
 
-@story
+@scope_test
 async def test_scope_with_expired_policy_lease_places_nothing(scope: Scope) -> None:
     """The policy may have been withdrawn since."""
     agent = scope.actors["policy"]
@@ -80,7 +80,7 @@ async def test_scope_with_expired_policy_lease_places_nothing(scope: Scope) -> N
     assert await scope.refused(scheduler, Bind(c, scope.at(c), "n1", T1)) is Code.POLICY_LAPSED, "another boot's clock"
 
 
-@story
+@scope_test
 async def test_policy_lease_counts_from_request_and_longer_one_wins(scope: Scope) -> None:
     agent = scope.actors["policy"]
     (key,) = await spawn_replicas(scope, "w")
@@ -93,7 +93,7 @@ async def test_policy_lease_counts_from_request_and_longer_one_wins(scope: Scope
     assert scope.row("policyrevision/00000007")["spec"]["deadline"]["atMs"] == asked_ms + 90_000
 
 
-@story
+@scope_test
 async def test_policy_revision_number_has_one_content_and_never_decreases(scope: Scope) -> None:
     agent = scope.actors["policy"]
     assert await scope.must(agent, adopt_claim(scope, 7, "a")) == [7]
@@ -102,7 +102,7 @@ async def test_policy_revision_number_has_one_content_and_never_decreases(scope:
     assert await scope.must(agent, adopt_claim(scope, 9, "b")) == [9]
 
 
-@story
+@scope_test
 async def test_scope_with_leased_policies_refuses_local_ones(scope: Scope) -> None:
     """A local policy would share their revision numbers."""
     await scope.must(OPERATOR, Apply(policy("own", "a")))
@@ -128,7 +128,7 @@ def permit_policy(*tenants: str) -> Policy:
     return Policy(metadata=Metadata(name="lent"), spec=PolicySpec(rules=(rule,)))
 
 
-@story
+@scope_test
 async def test_private_source_or_host_path_without_permit_is_refused_with_cure(scope: Scope) -> None:
     """A32."""
     for source in ("http://169.254.169.254/latest/meta-data/", "http://localhost:7420/v1/nodes", "https://10.1.2.3/a"):
@@ -143,7 +143,7 @@ async def test_private_source_or_host_path_without_permit_is_refused_with_cure(s
     await scope.must(USER, Apply(workload_using("https://example.org/a")))
 
 
-@story
+@scope_test
 async def test_permit_applies_to_matching_tenants_while_policy_exists(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(permit_policy("t2")))
     assert await scope.refused(USER, Apply(workload_using("https://10.1.2.3/a"))) is Code.INVALID
@@ -159,7 +159,7 @@ def isolated(**settings: str) -> Workload:
     return replace(plain, spec=replace(plain.spec, template=replace(plain.spec.template, **settings)))
 
 
-@story
+@scope_test
 async def test_member_may_not_weaken_sandbox_or_choose_user(scope: Scope) -> None:
     """Agents run as root, so a member could become root or any other user of the node."""
     member = replace(USER, tenant="t1")
@@ -174,7 +174,7 @@ async def test_member_may_not_weaken_sandbox_or_choose_user(scope: Scope) -> Non
     await scope.must(member, Apply(isolated(sandbox="none", user="root")))  # unchanged
 
 
-@story
+@scope_test
 async def test_policy_may_permit_users_and_no_sandbox_to_tenant(scope: Scope) -> None:
     member = replace(USER, tenant="t1")
     rule = PolicyRule(match=PolicyMatch(tenants=("t1",)), permit=PolicyPermit(users=("daemon",), unsandboxed=True))

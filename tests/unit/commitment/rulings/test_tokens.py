@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from remit.model.claims import Actor, Apply, Code, Delete, Refused, Role
+from remit.model.claims import Actor, Apply, Code, Delete, Refused
 from remit.model.identity import token_digest
 from remit.model.kinds import Node, NodePool, NodePoolSpec, Taint, Tenant, TenantSpec, Token, TokenRole, TokenSpec
 from remit.model.metadata import Metadata
 from remit.model.objects import dec_hook
 from remit.model.resources import Amount
-from tests.properties.authority_world import OPERATOR, Scope, story, workload
+from remit.model.roles import Role
+from tests.properties.authority_world import OPERATOR, Scope, scope_test, workload
 
 LATER = "2999-01-01T00:00:00Z"
 
@@ -27,7 +28,7 @@ def the_node(scope: Scope, name: str) -> Node:
     return msgspec.convert(scope.row(f"node/{name}"), Node, dec_hook=dec_hook)
 
 
-@story
+@scope_test
 async def test_member_acts_only_in_own_tenant(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Tenant(metadata=Metadata(name="t9"), spec=TenantSpec(quota=Amount()))))
     ann, bob = Actor("ann", Role.USER, tenant="t1"), Actor("bob", Role.USER, tenant="t9")
@@ -39,7 +40,7 @@ async def test_member_acts_only_in_own_tenant(scope: Scope) -> None:
     await scope.must(ann, Delete("Workload", "w", "t1"))
 
 
-@story
+@scope_test
 async def test_agent_may_change_only_facts_of_its_node(scope: Scope) -> None:
     agent, node = scope.actors["agent/n1"], the_node(scope, "n1")
     spec = node.spec
@@ -55,7 +56,7 @@ async def test_agent_may_change_only_facts_of_its_node(scope: Scope) -> None:
         assert await scope.refused(agent, Apply(wrong)) is Code.NOT_OWNER
 
 
-@story
+@scope_test
 async def test_node_capacity_is_capped_by_its_pool(scope: Scope) -> None:
     node = the_node(scope, "n1")
     pool = NodePoolSpec(region=node.spec.region, zones=(node.spec.zone,), capacity=node.spec.capacity)
@@ -65,7 +66,7 @@ async def test_node_capacity_is_capped_by_its_pool(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(larger))
 
 
-@story
+@scope_test
 async def test_token_purpose_is_immutable_and_revocation_final(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(token("a")))
     for other in (replace(token("a").spec, role="admin"), replace(token("a").spec, digest="b" * 64)):
@@ -77,7 +78,7 @@ async def test_token_purpose_is_immutable_and_revocation_final(scope: Scope) -> 
     assert await scope.refused(OPERATOR, Apply(token("m", "member", tenant="nobody"))) is Code.NOT_FOUND
 
 
-@story
+@scope_test
 async def test_join_token_is_used_once(scope: Scope) -> None:
     """Of two holders the first to write joins; the other's write has a stale revision."""
     await scope.must(OPERATOR, Apply(token("j", "join", nodes=("n9",))))
@@ -86,7 +87,7 @@ async def test_join_token_is_used_once(scope: Scope) -> None:
     assert await scope.refused(OPERATOR, Apply(token("j", "join", nodes=("n9",), revoked=True), expect=seen)) is Code.REVISION
 
 
-@story
+@scope_test
 async def test_second_agent_for_joined_node_is_refused(scope: Scope) -> None:
     """A12. An operator may create a second agent token before revoking the first."""
     one, other, third = (
@@ -105,7 +106,7 @@ async def test_second_agent_for_joined_node_is_refused(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(other, expect=0))
 
 
-@story
+@scope_test
 async def test_takeover_keeps_token_revocations_and_digests(scope: Scope) -> None:
     """A03, A04, A12: a restarted server must still refuse revoked tokens."""
     joined = token("agent", "agent", nodes=("n9",))
@@ -123,7 +124,7 @@ async def test_takeover_keeps_token_revocations_and_digests(scope: Scope) -> Non
     assert scope.row("token/a")["spec"]["revoked"] and scope.row("token/m")["spec"]["revoked"]
 
 
-@story
+@scope_test
 async def test_tokens_are_revoked_with_their_tenant_or_last_node(scope: Scope) -> None:
     await scope.must(OPERATOR, Apply(Tenant(metadata=Metadata(name="t9"), spec=TenantSpec(quota=Amount()))))
     await scope.must(OPERATOR, Apply(token("m", "member", tenant="t9")), Apply(token("both", "agent", nodes=("n1", "n2"))))
@@ -134,7 +135,7 @@ async def test_tokens_are_revoked_with_their_tenant_or_last_node(scope: Scope) -
     assert scope.row("token/both")["spec"]["revoked"]
 
 
-@story
+@scope_test
 async def test_duplicate_token_digest_is_refused(scope: Scope) -> None:
     """A joining agent sends its own digest: with another token's digest it would be taken for that token."""
     await scope.must(OPERATOR, Apply(token("grace", "admin")))

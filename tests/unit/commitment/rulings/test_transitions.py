@@ -6,11 +6,11 @@ from msgspec.structs import replace
 
 from remit.model.claims import Apply, Bind, Code, Delete, Evidence, Forget, Mark, Move, Spawn
 from remit.model.kinds import NodeHealth, NodeStatus
-from tests.properties.authority_world import OPERATOR, USER, Scope, node, story, tenant, workload
+from tests.properties.authority_world import OPERATOR, USER, Scope, node, scope_test, tenant, workload
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas, transition_claim
 
 
-@story
+@scope_test
 async def test_only_final_transitions_set_result(scope: Scope) -> None:
     """S15: an early result would hide the final one."""
     (key,) = await spawn_replicas(scope, "w", type_="job")
@@ -25,7 +25,7 @@ async def test_only_final_transitions_set_result(scope: Scope) -> None:
     assert scope.row(key)["status"]["result"] == "exit 3"
 
 
-@story
+@scope_test
 async def test_agent_moves_only_current_attempts_on_its_node(scope: Scope) -> None:
     """F37: an order of an earlier attempt starts nothing."""
     (key,) = await spawn_replicas(scope, "w")
@@ -38,7 +38,7 @@ async def test_agent_moves_only_current_attempts_on_its_node(scope: Scope) -> No
     await scope.must(scope.actors["agent/n1"], start)
 
 
-@story
+@scope_test
 async def test_lost_replica_waits_for_fence_and_renewal_restarts_wait(scope: Scope) -> None:
     """F34: 308,050 ms for a job whose fence is 5 min; a service that is replaced eagerly waits 30 s."""
     (job,) = await spawn_replicas(scope, "job", type_="job")
@@ -60,7 +60,7 @@ async def test_lost_replica_waits_for_fence_and_renewal_restarts_wait(scope: Sco
     await commit_transitions(scope, job, "lose", "release")
 
 
-@story
+@scope_test
 async def test_spawn_is_limited_to_replicas_and_surge(scope: Scope) -> None:
     """F29: a second spawn finds the first one's replicas."""
     workloads = scope.actors["workloads"]
@@ -71,7 +71,7 @@ async def test_spawn_is_limited_to_replicas_and_surge(scope: Scope) -> None:
     await scope.must(workloads, Spawn("t1", "w", 1, 2, 1))
 
 
-@story
+@scope_test
 async def test_surplus_replica_is_not_requeued(scope: Scope) -> None:
     """S13: live replicas never exceed the declared number."""
     (key,) = await spawn_replicas(scope, "w")
@@ -80,7 +80,7 @@ async def test_surplus_replica_is_not_requeued(scope: Scope) -> None:
     assert await scope.refused(*transition_claim(scope, key, "requeue")) is Code.LIMIT
 
 
-@story
+@scope_test
 async def test_job_is_requeued_up_to_its_retries(scope: Scope) -> None:
     (key,) = await spawn_replicas(scope, "job", type_="job", retries=1)
     for _ in range(2):
@@ -92,7 +92,7 @@ async def test_job_is_requeued_up_to_its_retries(scope: Scope) -> None:
     assert await scope.refused(*transition_claim(scope, key, "requeue")) is Code.LIMIT
 
 
-@story
+@scope_test
 async def test_object_in_use_is_not_deleted(scope: Scope) -> None:
     """F30"""
     (key,) = await spawn_replicas(scope, "w", priority="high")
@@ -109,7 +109,7 @@ async def test_object_in_use_is_not_deleted(scope: Scope) -> None:
     await scope.must(OPERATOR, Delete("Node", "n1"), Delete("Tenant", "t1"), Delete("PriorityClass", "high"))
 
 
-@story
+@scope_test
 async def test_agent_applies_only_its_own_node_and_deletes_none(scope: Scope) -> None:
     """Otherwise it could drop labels and taints that operators have set."""
     agent = scope.actors["agent/n1"]
@@ -119,7 +119,7 @@ async def test_agent_applies_only_its_own_node_and_deletes_none(scope: Scope) ->
     assert await scope.refused(agent, Delete("Node", "n1")) is Code.NOT_OWNER
 
 
-@story
+@scope_test
 async def test_new_node_is_joining_whatever_status_it_sends(scope: Scope) -> None:
     """Only node-lifecycle moves health, along its table."""
     claimed_ready = replace(node("n3"), status=NodeStatus(health=NodeHealth.READY))
@@ -131,7 +131,7 @@ async def test_new_node_is_joining_whatever_status_it_sends(scope: Scope) -> Non
     assert await scope.refused(scope.actors["node-lifecycle"], lost) is Code.PHASE
 
 
-@story
+@scope_test
 async def test_conditional_apply_needs_current_revision(scope: Scope) -> None:
     seen = scope.at("tenant/t1")
     assert await scope.refused(OPERATOR, Apply(tenant("t1", "1"), expect=0)) is Code.EXISTS
@@ -141,7 +141,7 @@ async def test_conditional_apply_needs_current_revision(scope: Scope) -> None:
     assert getattr(second, "code", None) is Code.REVISION, first
 
 
-@story
+@scope_test
 async def test_name_can_be_forgotten_and_reused_in_one_batch(scope: Scope) -> None:
     """F21: two replicas, distinguished by uid."""
     (key,) = await spawn_replicas(scope, "w")

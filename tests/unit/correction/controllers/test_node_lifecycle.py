@@ -36,8 +36,8 @@ FENCE = Duration(60_000)
 class NodeBench:
     """The node controller and the heartbeat ages it is given."""
 
-    def __init__(self, *things: Any) -> None:
-        self.table = ControllerBench(*things)
+    def __init__(self, *objects: Any) -> None:
+        self.table = ControllerBench(*objects)
         self.nodes = NodeController(self.table.board, PendingEvictions(self.table.board))
         self.silent: dict[str, int] = {}
         self.settled: dict[str, str] = {}
@@ -256,8 +256,8 @@ def with_min_available(name: str = "w", least: int = 0, replicas: int = 3) -> Wo
     return replace(declared, spec=replace(declared.spec, disruption=Disruption(min_available=least)))
 
 
-def draining_bench(*things: Any, **more: Any) -> NodeBench:
-    watch = NodeBench(ready("n1", draining=True, **more), ready("n2"), *things)
+def draining_bench(*objects: Any, **more: Any) -> NodeBench:
+    watch = NodeBench(ready("n1", draining=True, **more), ready("n2"), *objects)
     watch.set_ages()
     return watch
 

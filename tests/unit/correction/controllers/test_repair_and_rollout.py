@@ -40,11 +40,11 @@ KEY = "workload/t1/w"
 class RepairBench:
     """The repair controller on a cache that it has watched from the beginning."""
 
-    def __init__(self, *things: Any) -> None:
+    def __init__(self, *objects: Any) -> None:
         self.table = ControllerBench()
         self.repair = RepairController(DesiredReplicas(self.table.board), self.table.clock)
         self.table.board.subscribe(self)
-        self.table.write(*things)
+        self.table.write(*objects)
 
     def on_change(self, key: str, old_replicas: Any, new: Any) -> None:
         self.repair.keys_for(key, old_replicas, new)
@@ -175,8 +175,8 @@ def test_grant_that_was_not_expired_is_retried_later() -> None:
 # -- endpoints ---------------------------------------------------------------------------------------------------------------
 
 
-def endpoint_claims(*things: Any, at: str = "replica/t1/w-0") -> list[str]:
-    table = ControllerBench(*things)
+def endpoint_claims(*objects: Any, at: str = "replica/t1/w-0") -> list[str]:
+    table = ControllerBench(*objects)
     return claim_words(table.reconcile(EndpointController(table.board), at))
 
 
@@ -298,7 +298,7 @@ def owned(*owners: Owner, **meta: Any) -> Config:
     return Config(metadata=Metadata(name="c", tenant="t1", owners=owners, **meta), spec=DataSpec())
 
 
-def collected(*things: Any) -> list[str]:
+def collected(*objects: Any) -> list[str]:
     table = ControllerBench()
     cascade = GarbageCollector(table.board)
 
@@ -310,7 +310,7 @@ def collected(*things: Any) -> list[str]:
             pass
 
     table.board.subscribe(Watcher())
-    table.write(*things)
+    table.write(*objects)
     return [name for key in cascade.all_keys() for name in claim_words(table.reconcile(cascade, key))]
 
 

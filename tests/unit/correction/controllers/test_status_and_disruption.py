@@ -31,12 +31,12 @@ SOON = RequeueCoalesced(KEY, DEBOUNCE_MS)
 class WorkloadBench:
     """The workload controller on a cache, with the keys that each change triggers."""
 
-    def __init__(self, *things: Any, tempo: Timing = TEMPO) -> None:
+    def __init__(self, *objects: Any, tempo: Timing = TEMPO) -> None:
         self.table = ControllerBench()
         self.workloads = WorkloadController(DesiredReplicas(self.table.board), self.table.clock, tempo)
         self.triggers: list[KeyTrigger] = []
         self.table.board.subscribe(self)
-        self.write(*things)
+        self.write(*objects)
 
     def on_change(self, key: str, old: Any, new: Any) -> None:
         self.triggers += self.workloads.keys_for(key, old, new)
@@ -44,10 +44,10 @@ class WorkloadBench:
     def on_commit(self) -> None:
         pass
 
-    def write(self, *things: Any, drop: Iterable[str] = ()) -> list[KeyTrigger]:
+    def write(self, *objects: Any, drop: Iterable[str] = ()) -> list[KeyTrigger]:
         """Write one commit, and return the keys it triggers."""
         self.triggers = []
-        self.table.write(*things, drop=drop)
+        self.table.write(*objects, drop=drop)
         return self.triggers
 
     def conditions(self) -> dict[str, tuple[str, str]]:

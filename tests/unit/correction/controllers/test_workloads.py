@@ -47,8 +47,8 @@ def message_of(workload: Workload, type_: str) -> str:
     return found.message
 
 
-def claims_on(*things: Any) -> list[str]:
-    table = ControllerBench(*things)
+def claims_on(*objects: Any) -> list[str]:
+    table = ControllerBench(*objects)
     return claim_words(table.reconcile(controller(table), KEY))
 
 
@@ -401,9 +401,9 @@ def test_live_replicas_never_exceed_desired(phases: list[str], desired: int, typ
 @given(st.lists(PHASES, max_size=8), st.integers(0, 6), st.sampled_from(["job", "service"]))
 def test_repeated_reconcile_makes_same_claims(phases: list[str], desired: int, type_: str) -> None:
     """F20 F21: it gets no event and keeps no state that would change the decision."""
-    things: list[Any] = [*work("w", desired, type_=type_), *members(*phases)]
-    table = ControllerBench(*things)
+    objects: list[Any] = [*work("w", desired, type_=type_), *members(*phases)]
+    table = ControllerBench(*objects)
     once = controller(table)
     assert (
-        table.reconcile(once, KEY) == table.reconcile(once, KEY) == table.reconcile(controller(ControllerBench(*things)), KEY)
+        table.reconcile(once, KEY) == table.reconcile(once, KEY) == table.reconcile(controller(ControllerBench(*objects)), KEY)
     )

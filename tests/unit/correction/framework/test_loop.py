@@ -25,7 +25,6 @@ from remit.model.claims import (
     Operation,
     RecordEvent,
     Refused,
-    Role,
     SetCondition,
     Verdict,
 )
@@ -33,6 +32,7 @@ from remit.model.kinds import Node, NodeHealth, Region
 from remit.model.metadata import Condition, Metadata
 from remit.model.objects import decode
 from remit.model.records import Event
+from remit.model.roles import Role
 from remit.observation.reflector import Reflector
 from remit.observation.watch_cache import WatchCache
 from remit.store.memory import MemoryStore
@@ -161,7 +161,7 @@ class LoopBench:
 
 def loop_test(test: Callable[[LoopBench], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     def run_test() -> None:
-        async def whole() -> None:
+        async def run_in_world() -> None:
             world, store = virtual_world(), MemoryStore()
             authority = await Authority.take_over(store, scope="r1", holder="a", clock=world.clock, ids=world.ids)
             async with asyncio.TaskGroup() as group:
@@ -172,7 +172,7 @@ def loop_test(test: Callable[[LoopBench], Coroutine[Any, Any, None]]) -> Callabl
                 for task in (*tasks, *group._tasks):
                     task.cancel()
 
-        run_virtually(whole())
+        run_virtually(run_in_world())
 
     run_test.__name__, run_test.__doc__, run_test.__module__ = test.__name__, test.__doc__, test.__module__
     return run_test

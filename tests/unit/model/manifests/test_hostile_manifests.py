@@ -68,8 +68,8 @@ VALUES = st.recursive(
 @given(st.sampled_from(GOOD), st.data())
 def test_replaced_value_is_refused_by_reader_whenever_decoder_refuses(good: bytes, data: st.DataObject) -> None:
     """It looks for values that the schema accepts and the decoder does not, and for exceptions."""
-    things = read(good, "f.yaml" if not good.startswith(b"[") else "f.json").objects
-    written = msgspec.json.decode(objects.encode(data.draw(st.sampled_from(things))))
+    declared = read(good, "f.yaml" if not good.startswith(b"[") else "f.json").objects
+    written = msgspec.json.decode(objects.encode(data.draw(st.sampled_from(declared))))
     written["apiVersion"] = metadata.API_VERSION
     here = written
     while True:
@@ -80,8 +80,8 @@ def test_replaced_value_is_refused_by_reader_whenever_decoder_refuses(good: byte
     here[key] = data.draw(VALUES)
     manifests = read(msgspec.json.encode(written), "f.json", system=True)
     assert not any("remit schema" in problem.cure for problem in manifests.problems), manifests.problems
-    for thing in manifests.objects:
-        assert objects.decode(objects.encode(thing)) == thing
+    for obj in manifests.objects:
+        assert objects.decode(objects.encode(obj)) == obj
 
 
 def test_file_full_of_mistakes_is_truncated_and_quick() -> None:

@@ -49,23 +49,23 @@ def test_normative_manifests_are_read_completely() -> None:
 def test_every_example_is_read_and_round_trips(path: Path) -> None:
     manifests = read(path.read_bytes(), path.name)
     assert manifests.problems == ()
-    for thing in manifests.objects:
-        assert objects.decode(objects.encode(thing)) == thing
+    for obj in manifests.objects:
+        assert objects.decode(objects.encode(obj)) == obj
 
 
 def test_examples_refer_only_to_each_other() -> None:
     """The demo applies them together."""
-    things = [thing for path in sorted(EXAMPLES.glob("*.*")) for thing in read(path.read_bytes(), path.name).objects]
-    keys = {objects.key(thing) for thing in things}
-    assert len(keys) == len(things)
-    for thing in things:
-        if isinstance(thing, kinds.Workload):
-            named = {f"tenant/{thing.metadata.tenant}", *(f"region/{region}" for region in thing.spec.placement.regions)}
-            named |= {f"priorityclass/{thing.spec.priority_class}"} if thing.spec.priority_class else set()
-            named |= {f"config/{thing.metadata.tenant}/{mount.name}" for mount in thing.spec.template.configs}
+    examples = [obj for path in sorted(EXAMPLES.glob("*.*")) for obj in read(path.read_bytes(), path.name).objects]
+    keys = {objects.key(obj) for obj in examples}
+    assert len(keys) == len(examples)
+    for obj in examples:
+        if isinstance(obj, kinds.Workload):
+            named = {f"tenant/{obj.metadata.tenant}", *(f"region/{region}" for region in obj.spec.placement.regions)}
+            named |= {f"priorityclass/{obj.spec.priority_class}"} if obj.spec.priority_class else set()
+            named |= {f"config/{obj.metadata.tenant}/{mount.name}" for mount in obj.spec.template.configs}
             assert named <= keys
-        if isinstance(thing, kinds.Node):
-            assert f"region/{thing.spec.region}" in keys
+        if isinstance(obj, kinds.Node):
+            assert f"region/{obj.spec.region}" in keys
 
 
 def test_numbers_keep_every_digit() -> None:

@@ -14,11 +14,12 @@ from remit.commitment.batch import _is_surely_decodable
 from remit.model import objects
 from remit.model.claims import Apply
 from remit.model.kinds import Workload, WorkloadStatus
+from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.validation import validate
 from remit.model.metadata import RecordMetadata
-from remit.model.objects import AnyObject, cache_decoded, decode, decode_cached, encode
+from remit.model.objects import cache_decoded, decode, decode_cached, encode
 from remit.model.records import Generation, GenerationSpec, Phase, Replica, ReplicaSpec, ReplicaStatus
-from tests.properties.authority_world import USER, Scope, story, workload
+from tests.properties.authority_world import USER, Scope, scope_test, workload
 from tests.properties.manifest_strategies import manifests
 
 
@@ -35,9 +36,9 @@ def generation_of(workload: Workload, number: int) -> Generation:
     return Generation(metadata=RecordMetadata(name=f"{meta.name}/{number:08d}", tenant=meta.tenant, uid="u"), spec=spec)
 
 
-def check_round_trip(thing: AnyObject) -> None:
-    row = encode(thing)
-    assert decode(row) == thing and encode(decode(row)) == row
+def check_round_trip(obj: AnyObject) -> None:
+    row = encode(obj)
+    assert decode(row) == obj and encode(decode(row)) == row
 
 
 TEMPLATES = st.fixed_dictionaries(
@@ -76,15 +77,13 @@ PLAIN = st.builds(
 @given(PLAIN | manifests(("Workload",)), st.integers(1, 99))
 def test_surely_decodable_workload_and_generation_round_trip(manifest: Any, number: int) -> None:
     try:
-        thing = decode(msgspec.json.encode(manifest))
+        obj = decode(msgspec.json.encode(manifest))
     except (msgspec.MsgspecError, ValueError):
         return
-    assert isinstance(thing, Workload)
-    problems = validate(thing)
-    plain = not problems and not thing.metadata.annotations
-    stamped = replace(
-        thing, status=WorkloadStatus(), metadata=replace(thing.metadata, uid="u", generation=number, created="now")
-    )
+    assert isinstance(obj, Workload)
+    problems = validate(obj)
+    plain = not problems and not obj.metadata.annotations
+    stamped = replace(obj, status=WorkloadStatus(), metadata=replace(obj.metadata, uid="u", generation=number, created="now"))
     for one in (stamped, generation_of(stamped, number)):
         sure = _is_surely_decodable(one)
         if sure:
@@ -104,17 +103,17 @@ def test_replica_without_free_text_is_surely_decodable(
     assert not _is_surely_decodable(replace(one, status=replace(status, reason="words")))
 
 
-@story
+@scope_test
 async def test_authority_caches_rows_as_they_decode(scope: Scope) -> None:
     with pytest.MonkeyPatch.context() as patch:
         known: dict[bytes, AnyObject] = {}
         patch.setattr(objects, "_decoded", known)
         await scope.must(USER, Apply(workload("w", replicas=2), fill=True))
-        kinds = [type(thing).__name__ for thing in known.values()]
+        kinds = [type(obj).__name__ for obj in known.values()]
         assert {name: kinds.count(name) for name in kinds} == {"Workload": 1, "Generation": 1, "Replica": 2}
-        for row, thing in known.items():
-            assert decode(row) == thing
-            assert decode_cached(row) is thing
+        for row, obj in known.items():
+            assert decode(row) == obj
+            assert decode_cached(row) is obj
 
 
 def test_equal_bytes_share_object_unless_too_long(empty_cache: dict[bytes, AnyObject]) -> None:

@@ -82,7 +82,7 @@ def full(cluster: Cluster, cpu: str = "3") -> Cluster:
 
 
 APART = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="zone"),))
-BESIDE = Placement(affinity=(Affinity(label_selector={"app": "db"}, topology_key="zone"),))
+NEAR_DATABASE = Placement(affinity=(Affinity(label_selector={"app": "db"}, topology_key="zone"),))
 EVENLY = Placement(topology_spread=(Spread(topology_key="zone", max_skew=1),))
 ANTI_AFFINITY = Placement(anti_affinity=(Affinity(label_selector={"app": "w"}, topology_key="zone"),))
 MINE = {"app": "w"}
@@ -149,7 +149,7 @@ CASES: dict[str, tuple[Code, bool, Callable[[], Cluster]]] = {
     "no such device": (Code.DEVICE_TAKEN, True, lambda: three_nodes().work(workload("w", devices=A_GPU))),
     "share": (Code.DEVICE_TAKEN, False, shares_taken),
     "spread": (Code.SPREAD, False, crowded_zone),
-    "affinity": (Code.AFFINITY, False, lambda: three_nodes().work(workload("w", placement=BESIDE))),
+    "affinity": (Code.AFFINITY, False, lambda: three_nodes().work(workload("w", placement=NEAR_DATABASE))),
     "anti-affinity": (
         Code.ANTI_AFFINITY,
         False,

@@ -27,11 +27,11 @@ class ReferenceScore:
         arrivals = max(sum(one.arrivals for one in self.popular), 1.0)
         self.scarce, self.part = [], []
         for at, one in enumerate(self.popular):
-            whole = (
+            capacity_units = (
                 sum(device.kind == one.shape.kind for left in open_nodes for device in left.node.spec.devices) * WHOLE_DEVICE
             )
             capacity = sum(self.capacity(at, left) for left in open_nodes)
-            self.scarce.append(one.arrivals / arrivals / (capacity / max(whole, WHOLE_DEVICE) + 0.01))
+            self.scarce.append(one.arrivals / arrivals / (capacity / max(capacity_units, WHOLE_DEVICE) + 0.01))
             self.part.append(one.arrivals / arrivals * self.worth_of(one))
         self.part = [3_000 * part / max(sum(self.part), 1e-12) for part in self.part]
         self.cpu_max = max([1, *(dict(one.node.spec.capacity.pairs).get("cpu", 0) for one in nodes)])

@@ -31,9 +31,9 @@ def test_request_for_any_model_leaves_rare_model_to_request_that_needs_it() -> N
 
 
 def test_partly_used_device_is_not_assigned_whole() -> None:
-    whole = ask(DeviceRequest(kind="gpu", count=2))
-    assert assign_devices(whole, (A10, H100), {"a10-0": 100}) is None
-    assert assign_devices(whole, (A10, H100), {"a10-0": 0}) == {"a10-0": 1000, "h100-1": 1000}
+    two_devices = ask(DeviceRequest(kind="gpu", count=2))
+    assert assign_devices(two_devices, (A10, H100), {"a10-0": 100}) is None
+    assert assign_devices(two_devices, (A10, H100), {"a10-0": 0}) == {"a10-0": 1000, "h100-1": 1000}
 
 
 KINDS = st.sampled_from(["gpu", "fpga"])

@@ -83,8 +83,8 @@ def test_top_k_are_highest_fitting_and_first_of_equals(size: int, limit: int, di
         rng = np.random.default_rng(seed)
         numbers = rng.integers(0, distinct, size).astype(np.int32)
         numbers[rng.random(size) > fitting] = -1
-        wanted = sorted((place for place in range(size) if numbers[place] >= 0), key=lambda place: (-numbers[place], place))
-        assert top_k_fitting(numbers, limit).tolist() == sorted(wanted[:limit])
+        expected = sorted((place for place in range(size) if numbers[place] >= 0), key=lambda place: (-numbers[place], place))
+        assert top_k_fitting(numbers, limit).tolist() == sorted(expected[:limit])
 
 
 def test_misleading_sample_does_not_change_top_k() -> None:

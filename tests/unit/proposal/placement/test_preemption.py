@@ -7,7 +7,7 @@ from typing import Any
 from remit.model.claims import Code
 from remit.model.kinds import Affinity, DeviceRequest, Disruption, NodeHealth, Placement, Spread
 from remit.proposal.placement.preemption_candidates import VictimRateLimit
-from tests.properties.authority_world import furnished, node, run
+from tests.properties.authority_world import node, populated_scope, run
 from tests.unit.commitment.authority_fixture import commit_transitions
 from tests.unit.proposal.scheduler_fixture import (
     CycleFixture,
@@ -263,7 +263,7 @@ async def test_suspect_node_gets_no_evictions(m: CycleFixture) -> None:
 
 def test_eviction_rate_is_limited_and_recovers() -> None:
     async def scenario() -> None:
-        scope = await furnished()
+        scope = await populated_scope()
         m = CycleFixture(scope, victim_rate=VictimRateLimit(per_s=1, burst=2))
         await create_pending(scope, "low", 8)
         await m.settle()
@@ -284,7 +284,7 @@ def test_eviction_rate_is_limited_and_recovers() -> None:
 
 def test_eviction_of_many_waits_until_rate_allows_them_at_once() -> None:
     async def scenario() -> None:
-        scope = await furnished()
+        scope = await populated_scope()
         m = CycleFixture(scope, victim_rate=VictimRateLimit(per_s=2, burst=4))
         await create_pending(scope, "low", 8)
         await m.settle()

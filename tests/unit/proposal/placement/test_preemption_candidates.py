@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from remit.model.kinds import Disruption
-from remit.model.objects import AnyObject
+from remit.model.kinds.registry import AnyObject
 from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.preemption import Eviction

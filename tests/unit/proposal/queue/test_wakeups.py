@@ -48,49 +48,49 @@ async def allow(scope: Scope, *zones: str) -> None:
 
 
 @cycle_test
-async def test_end_of_override_wakes_replica_that_waited_for_capacity(mind: CycleFixture) -> None:
+async def test_end_of_override_wakes_replica_that_waited_for_capacity(cycle_fixture: CycleFixture) -> None:
     """L1 F22: no capacity was free when it was tried, so its reason did not mention the override."""
-    await filled(mind.scope, "n1", "n2")
+    await filled(cycle_fixture.scope, "n1", "n2")
     scope = OverrideScope(nodes=("n1",))
     spec = OverrideSpec(effect="avoid", scope=scope, ttl=Duration(3_600_000), reason="r", author="a")
-    await mind.scope.must(OPERATOR, Apply(Override(metadata=Metadata(name="o"), spec=spec)))
-    await create_pending(mind.scope, "w", 1, "3")
-    await mind.settle()
-    assert mind.reason("w-0") == "no_room"
-    await commit_transitions(mind.scope, "replica/t1/full-0", "start", "run", "ready", "remove", "stop", "stopped")
-    await mind.settle()
-    assert mind.reason("w-0") == "override"
-    await mind.scope.must(OPERATOR, Delete("Override", "o"))
-    await mind.settle()
-    assert mind.where("w") == {"w-0": "n1"}
+    await cycle_fixture.scope.must(OPERATOR, Apply(Override(metadata=Metadata(name="o"), spec=spec)))
+    await create_pending(cycle_fixture.scope, "w", 1, "3")
+    await cycle_fixture.settle()
+    assert cycle_fixture.reason("w-0") == "no_room"
+    await commit_transitions(cycle_fixture.scope, "replica/t1/full-0", "start", "run", "ready", "remove", "stop", "stopped")
+    await cycle_fixture.settle()
+    assert cycle_fixture.reason("w-0") == "override"
+    await cycle_fixture.scope.must(OPERATOR, Delete("Override", "o"))
+    await cycle_fixture.settle()
+    assert cycle_fixture.where("w") == {"w-0": "n1"}
 
 
 @cycle_test
-async def test_policy_change_wakes_replica_kept_from_recovered_node(mind: CycleFixture) -> None:
-    await filled(mind.scope, "n2")
-    await mark(mind.scope, "n1", NodeHealth.SUSPECT)
-    await create_pending(mind.scope, "w", 1, "3")
-    await mind.settle()
-    await allow(mind.scope, "b")
-    await mark(mind.scope, "n1", NodeHealth.READY)
-    await mind.settle()
-    assert mind.where("w") == {}
-    await allow(mind.scope, "a", "b")
-    await mind.settle()
-    assert mind.where("w") == {"w-0": "n1"}
+async def test_policy_change_wakes_replica_kept_from_recovered_node(cycle_fixture: CycleFixture) -> None:
+    await filled(cycle_fixture.scope, "n2")
+    await mark(cycle_fixture.scope, "n1", NodeHealth.SUSPECT)
+    await create_pending(cycle_fixture.scope, "w", 1, "3")
+    await cycle_fixture.settle()
+    await allow(cycle_fixture.scope, "b")
+    await mark(cycle_fixture.scope, "n1", NodeHealth.READY)
+    await cycle_fixture.settle()
+    assert cycle_fixture.where("w") == {}
+    await allow(cycle_fixture.scope, "a", "b")
+    await cycle_fixture.settle()
+    assert cycle_fixture.where("w") == {"w-0": "n1"}
 
 
 @cycle_test
-async def test_change_of_node_does_not_wake_replica_excluded_from_it(mind: CycleFixture) -> None:
-    await filled(mind.scope, "n1", "n2")
-    await create_pending(mind.scope, "w", 1, "3", placement=Placement(zones=("b",)))
-    await mind.settle()
-    line = mind.cycle.backlog.queue_of(mind.slot("w-0"))
+async def test_change_of_node_does_not_wake_replica_excluded_from_it(cycle_fixture: CycleFixture) -> None:
+    await filled(cycle_fixture.scope, "n1", "n2")
+    await create_pending(cycle_fixture.scope, "w", 1, "3", placement=Placement(zones=("b",)))
+    await cycle_fixture.settle()
+    line = cycle_fixture.cycle.backlog.queue_of(cycle_fixture.slot("w-0"))
     assert line is not None
     attempts = line.attempts
-    await commit_transitions(mind.scope, "replica/t1/full-0", "start", "run", "ready", "remove", "stop", "stopped")
-    await changed(mind.scope, "n1", pool="other")
-    await mind.settle()
+    await commit_transitions(cycle_fixture.scope, "replica/t1/full-0", "start", "run", "ready", "remove", "stop", "stopped")
+    await changed(cycle_fixture.scope, "n1", pool="other")
+    await cycle_fixture.settle()
     assert line.attempts == attempts
 
 
@@ -99,21 +99,21 @@ def test_loss_of_spread_domain_wakes_replicas(how: str) -> None:
     """L1 F22: with one domain less, the others may take more."""
 
     @cycle_test
-    async def scenario(mind: CycleFixture) -> None:
-        await changed(mind.scope, "n2", unschedulable=True)
-        await create_pending(mind.scope, "w", 2, placement=SPREAD)
-        await mind.settle()
-        assert (mind.where("w"), mind.reason("w-1")) == ({"w-0": "n1"}, "spread")
+    async def scenario(cycle_fixture: CycleFixture) -> None:
+        await changed(cycle_fixture.scope, "n2", unschedulable=True)
+        await create_pending(cycle_fixture.scope, "w", 2, placement=SPREAD)
+        await cycle_fixture.settle()
+        assert (cycle_fixture.where("w"), cycle_fixture.reason("w-1")) == ({"w-0": "n1"}, "spread")
         match how:
             case "gone":
-                await mind.scope.must(OPERATOR, Delete("Node", "n2"))
+                await cycle_fixture.scope.must(OPERATOR, Delete("Node", "n2"))
             case "tainted":
-                await changed(mind.scope, "n2", taints=(Taint(key="a", effect="NoSchedule"),))
+                await changed(cycle_fixture.scope, "n2", taints=(Taint(key="a", effect="NoSchedule"),))
             case "moved":
-                await changed(mind.scope, "n2", zone="a")
+                await changed(cycle_fixture.scope, "n2", zone="a")
             case _:
-                await allow(mind.scope, "a")
-        await mind.settle()
-        assert mind.where("w") == {"w-0": "n1", "w-1": "n1"}
+                await allow(cycle_fixture.scope, "a")
+        await cycle_fixture.settle()
+        assert cycle_fixture.where("w") == {"w-0": "n1", "w-1": "n1"}
 
     scenario()

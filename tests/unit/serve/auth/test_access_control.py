@@ -11,10 +11,11 @@ import pytest
 
 from remit.client.remote_store import RangeRequest, WatchRequest
 from remit.client.rpc import EndpointCall
-from remit.model.claims import Acquire, Actor, Operation, OperationID, Role
+from remit.model.claims import Acquire, Actor, Operation, OperationID
 from remit.model.identity import token_digest
 from remit.model.objects import enc_hook
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import AssignmentsRequest, NodeHeartbeat, NodeState
 from remit.serve.diagnostics.audit_log import AuditLog
 from remit.world.interfaces import DiskFull

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from remit.model.claims import Acquire, Actor, Apply, Role, Spawn
+from remit.model.claims import Acquire, Actor, Apply, Spawn
 from remit.model.kinds import Config, DataSpec, Mount, Secret, SecretSpec
 from remit.model.metadata import Metadata
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import SecretMaterial, SecretMaterialRequest, decode_material
 from remit.serve.auth.secrets import Keyring, SecretDelivery, encode_material
 from remit.world.files.disk import FileDisk
-from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, story, workload
+from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, scope_test, workload
 from tests.unit.commitment.authority_fixture import bind, commit_transitions
 
 DATA = {"password": "hunter2", "user": "ann"}
@@ -54,17 +55,17 @@ async def prepare(scope: Scope, *secrets: Mount) -> tuple[SecretScope, str]:
     return made, "replica/t1/w-0"
 
 
-@story
+@scope_test
 async def test_agent_of_bound_node_gets_secrets_in_every_starting_phase(scope: Scope) -> None:
     made, key = await prepare(scope)
-    whole = SecretMaterial(secrets={"db": DATA}, configs={"c": {"a": "b"}})
-    assert await made.material(made.request_for(key)) == whole
+    material = SecretMaterial(secrets={"db": DATA}, configs={"c": {"a": "b"}})
+    assert await made.material(made.request_for(key)) == material
     for step in ("start", "run", "ready", "serve"):
         await commit_transitions(scope, key, step)
-        assert await made.material(made.request_for(key)) == whole
+        assert await made.material(made.request_for(key)) == material
 
 
-@story
+@scope_test
 async def test_agent_of_other_node_is_refused_without_details(scope: Scope) -> None:
     """A08."""
     made, key = await prepare(scope)
@@ -82,7 +83,7 @@ async def test_agent_of_other_node_is_refused_without_details(scope: Scope) -> N
         )
 
 
-@story
+@scope_test
 async def test_other_attempts_and_ended_ones_get_nothing(scope: Scope) -> None:
     made, key = await prepare(scope)
     assert (await made.material(made.request_for(key, attempt=2))).failed == "refused"
@@ -95,7 +96,7 @@ async def test_other_attempts_and_ended_ones_get_nothing(scope: Scope) -> None:
     assert (await made.material(made.request_for(key))).failed == "refused"
 
 
-@story
+@scope_test
 async def test_agent_that_lost_its_lease_gets_nothing(scope: Scope) -> None:
     made, key = await prepare(scope)
     stale = made.request_for(key)
@@ -106,7 +107,7 @@ async def test_agent_that_lost_its_lease_gets_nothing(scope: Scope) -> None:
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.AGENT])
 def test_other_roles_get_nothing(role: Role) -> None:
-    @story
+    @scope_test
     async def material_(scope: Scope) -> None:
         made, key = await prepare(scope)
         request_for = made.request_for(key)
@@ -116,7 +117,7 @@ def test_other_roles_get_nothing(role: Role) -> None:
     material_()
 
 
-@story
+@scope_test
 async def test_missing_secret_is_named_with_fix_and_delivered_once_created(scope: Scope) -> None:
     made, key = await prepare(scope, Mount(name="db"), Mount(name="later", path="run/x", keys=("token",)))
     material_ = await made.material(made.request_for(key))
@@ -128,14 +129,14 @@ async def test_missing_secret_is_named_with_fix_and_delivered_once_created(scope
     assert (await made.material(made.request_for(key))).secrets == {"db": DATA, "later": {"token": "t"}}
 
 
-@story
+@scope_test
 async def test_latest_written_value_is_delivered(scope: Scope) -> None:
     made, key = await prepare(scope)
     await made.declare(password="new")
     assert (await made.material(made.request_for(key))).secrets == {"db": {"password": "new"}}
 
 
-@story
+@scope_test
 async def test_forgotten_key_is_reported_without_value(scope: Scope) -> None:
     made, key = await prepare(scope)
     made.keyring.add_key()

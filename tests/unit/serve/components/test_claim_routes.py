@@ -11,11 +11,12 @@ import msgspec
 
 from remit.client.remote_store import RangeRequest, RowsPage, WatchRequest
 from remit.client.rpc import EndpointCall, EndpointReply
-from remit.model.claims import Acquire, Actor, AnyClaim, Apply, Operation, OperationID, Role, encode_operation
+from remit.model.claims import Acquire, Actor, AnyClaim, Apply, Operation, OperationID, encode_operation
 from remit.model.kinds import Tenant, TenantSpec
 from remit.model.metadata import Metadata
 from remit.model.objects import dec_hook, enc_hook
 from remit.model.resources import Amount, Duration
+from remit.model.roles import Role
 from tests.unit.serve.in_memory_server import TOKENS, Api, http_test, node, tenant
 
 

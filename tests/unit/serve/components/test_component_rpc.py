@@ -14,7 +14,8 @@ from remit.client.remote_store import RangeRequest, RowsPage, WatchRequest
 from remit.client.rpc import EndpointReply, UnreadableRequest, assignment_source
 from remit.law.timing import Timing
 from remit.model.kinds import NodeHealth
-from remit.model.objects import AnyObject, encode, key
+from remit.model.kinds.registry import AnyObject
+from remit.model.objects import encode, key
 from remit.model.wire.agent_messages import AssignmentsRequest, AssignmentsUpdate, decode_assignments
 from remit.observation.watch_cache import WatchCache
 from remit.serve.auth.secrets import Keyring

@@ -100,17 +100,17 @@ def scene(agent: Agent, test: Callable[[Api], Coroutine[Any, Any, None]], phase:
     async def main() -> None:
         port = free_port()
         web = replica("web", 0, phase, "" if phase == "pending" else "n1", **status)
-        told = CacheFixture(at(port), tenant("t1"), *work("web"), web)
+        cluster = CacheFixture(at(port), tenant("t1"), *work("web"), web)
         async with api() as client, SocketLink({"agent": f"tcp:127.0.0.1:{port}"}).serve("agent", agent):
-            client.server.agents = agents(told, client)
+            client.server.agents = agents(cluster, client)
             async with asyncio.timeout(20):
                 await test(client)
 
     asyncio.run(main())
 
 
-def agents(told: CacheFixture, client: Api) -> AgentConnections:
-    return AgentConnections(told.board, client.server.clock, {"n1": SECRET})
+def agents(cluster: CacheFixture, client: Api) -> AgentConnections:
+    return AgentConnections(cluster.board, client.server.clock, {"n1": SECRET})
 
 
 def test_input_reaches_command_in_order_and_output_comes_back() -> None:
@@ -248,8 +248,8 @@ def test_concurrent_sessions_per_tenant_are_limited(monkeypatch: pytest.MonkeyPa
 def test_unreachable_agent_gets_502() -> None:
     async def main() -> None:
         async with api() as client:
-            told = CacheFixture(at(free_port()), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
-            client.server.agents = agents(told, client)
+            cluster = CacheFixture(at(free_port()), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
+            client.server.agents = agents(cluster, client)
             reply = await exec_request(client, START_FRAME)
             assert (reply.status, reply.json["code"]) == (502, "unavailable")
 
@@ -344,8 +344,8 @@ def test_exec_is_audited_before_start_and_after_exit() -> None:
 
         agent = RecordsAudit(STARTED_FRAME, echoes=True)
         port = free_port()
-        told = CacheFixture(at(port), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
-        client.server.agents = agents(told, client)
+        cluster = CacheFixture(at(port), tenant("t1"), *work("web"), replica("web", 0, "serving", "n1"))
+        client.server.agents = agents(cluster, client)
         async with SocketLink({"agent": f"tcp:127.0.0.1:{port}"}).serve("agent", agent):
             begin = encode_frame(ExecFrameType.START, ExecStart(("sh", "-c", "\x1b[31m;$(id)\n"), stdin=True))
             frames(

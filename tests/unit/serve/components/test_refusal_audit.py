@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from remit.assembly import ApiServer, LocalConnection
-from remit.model.claims import Accepted, Acquire, Actor, Delete, Refused, Role
+from remit.model.claims import Accepted, Acquire, Actor, Delete, Refused
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.serve.components.refusal_audit import IN_PROCESS
 from tests.unit.serve.in_memory_server import Api, http_test, tenant
 

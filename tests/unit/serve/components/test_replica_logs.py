@@ -38,10 +38,10 @@ def at(port: int, host: str = "127.0.0.1") -> Node:
 
 def agents(port: int, host: str = "127.0.0.1", **status: Any) -> AgentConnections:
     web = replica("web", 0, "serving", "n1", **status)
-    told = CacheFixture(
+    cluster = CacheFixture(
         at(port, host), tenant("t1"), *work("web"), web, replica("web", 1), replica("web", 2, "released", "gone")
     )
-    return AgentConnections(told.board, told.clock, {"n1": TOKEN})
+    return AgentConnections(cluster.board, cluster.clock, {"n1": TOKEN})
 
 
 class Agent:

@@ -6,9 +6,10 @@ from typing import Any
 
 import msgspec
 
-from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Role
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark
 from remit.model.kinds import NodeHealth
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.model.wire.agent_messages import SecretMaterialRequest
 from remit.serve.auth.enrollment import ensure_bootstrap_token
 from tests.unit.serve.in_memory_server import TOKEN, TOKENS, Api, http_test, node, secret, tenant, workload

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Move, Role
+from remit.model.claims import Accepted, Acquire, Actor, AnyClaim, Bind, Mark, Move
 from remit.model.kinds import NodeHealth
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from tests.unit.serve.in_memory_server import Api, http_test, node, tenant, workload
 
 TTL = Duration(60_000)

@@ -173,7 +173,7 @@ def test_watch_yields_events_after_revision() -> None:
     assert bound["object"]["message"] == "bind accepted" and last == {"type": "bookmark", "revision": 8}
 
 
-def test_watch_of_compacted_history_is_told_to_resync() -> None:
+def test_watch_of_compacted_history_must_resync() -> None:
     async def history() -> Any:
         scope = Scope()
         await commit_history(scope)

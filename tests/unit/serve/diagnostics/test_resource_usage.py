@@ -19,13 +19,13 @@ class ReportedStates:
     """An endpoint of which only the reported node states are used."""
 
     def __init__(self, *states: NodeState, heard: dict[str, int]) -> None:
-        self._states, self._heard = states, heard
+        self._states, self._heartbeat_ages = states, heard
 
     async def node_states(self, nodes: Sequence[str], /) -> Sequence[NodeState]:
         return [one for one in self._states if not nodes or one.node in nodes]
 
     async def heartbeat_ages(self) -> HeartbeatReport:
-        return HeartbeatReport("one", 10_000, {name: NodeHeartbeatAge(ms) for name, ms in self._heard.items()})
+        return HeartbeatReport("one", 10_000, {name: NodeHeartbeatAge(ms) for name, ms in self._heartbeat_ages.items()})
 
     async def status(self) -> AuthorityStatus:
         raise NotImplementedError

@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 from remit.correction.controller_set import CONTROLLERS
-from remit.model.claims import Accepted, Acquire, Actor, Role, Vacate
+from remit.model.claims import Accepted, Acquire, Actor, Vacate
 from remit.model.resources import Duration
+from remit.model.roles import Role
 from remit.serve.diagnostics.status_routes import LEASE_COMPONENTS
 from tests.unit.serve.in_memory_server import BEAT_MS, Api, http_test, node, tenant, workload
 

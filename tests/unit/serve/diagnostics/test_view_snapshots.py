@@ -230,8 +230,8 @@ def test_capacity_counts_fitting_replicas_and_decodes_back() -> None:
     found = asyncio.run(capacity_for(snapshots, workload("web", "1"), 3))
     assert (found.hard.replicas, found.most) == (3, 3)
     assert msgspec.json.decode(encode(found), type=CapacityAnswer, dec_hook=dec_hook) == found
-    whole = asyncio.run(capacity_for(snapshots, workload("web", "1")))
-    assert whole.hard.replicas == 4 and whole.stop is not None and whole.stop.reason == "no_room"
+    unlimited = asyncio.run(capacity_for(snapshots, workload("web", "1")))
+    assert unlimited.hard.replicas == 4 and unlimited.stop is not None and unlimited.stop.reason == "no_room"
 
 
 def test_capacity_for_invalid_workload_names_field() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from remit.model.claims import Role, SetCondition
+from remit.model.claims import SetCondition
 from remit.model.manifests.reader import read
 from remit.model.metadata import Condition
+from remit.model.roles import Role
 from remit.serve.http.bodies import PROBLEMS_MAX, split_manifests, validate_manifests
 from remit.serve.http.replies import ApiProblem
 from remit.serve.objects.writes import apply_order

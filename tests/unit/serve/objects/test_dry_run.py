@@ -9,7 +9,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from remit.model.claims import Actor, Role
+from remit.model.claims import Actor
 from remit.model.kinds import (
     Affinity,
     Config,
@@ -30,8 +30,10 @@ from remit.model.kinds import (
     TenantSpec,
     Workload,
 )
+from remit.model.kinds.registry import AnyObject
 from remit.model.metadata import Metadata
-from remit.model.objects import AnyObject, dec_hook, encode
+from remit.model.objects import dec_hook, encode
+from remit.model.roles import Role
 from remit.model.wire.api_types import PlanAnswer, PlanItem
 from remit.proposal.explain.result_types import PendingExplanation
 from remit.serve.auth.secrets import SealingKey, SealingKeys

@@ -114,7 +114,7 @@ def test_deleted_replica_row_removes_endpoint() -> None:
     assert index.list_endpoints().items == []
 
 
-def test_watch_of_forgotten_revision_is_told_to_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_of_forgotten_revision_must_resync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "CHANGES_MAX", 2)
     cache = scope()
     index = EndpointIndex(cache.board, cache.clock)
@@ -125,7 +125,7 @@ def test_watch_of_forgotten_revision_is_told_to_resync(monkeypatch: pytest.Monke
     assert last["cure"]
 
 
-def test_slow_watcher_is_told_to_resync(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_watcher_must_resync(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoints, "CHANGES_MAX", 2)
     monkeypatch.setattr(endpoints, "LINES_PER_CHUNK", 1)
     cache = scope()

@@ -88,7 +88,7 @@ def test_objects_of_others_stay_unchanged(adversary_run: AdversaryRun) -> None:
     assert foreign_objects() == before
 
 
-def test_adversary_removes_its_objects_when_told_to_be_quiet(adversary_run: AdversaryRun) -> None:
+def test_adversary_removes_its_objects_when_set_to_quiet(adversary_run: AdversaryRun) -> None:
     adversary_run.scene.run(10)
     assert adversary_run.scene.rows("r1", f"node/{NAME}")
     adversary_run.adversary.context.timing.quiet = True

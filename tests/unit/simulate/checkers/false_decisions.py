@@ -56,34 +56,34 @@ def three_running_two_must_stay(h: HistoryBuilder) -> tuple[list[str], list[str]
     return low, high
 
 
-@false_decision("decisions_add_up")
+@false_decision("decision_counts_are_consistent")
 def funnel_omits_node(h: HistoryBuilder) -> None:
     decide(h, *h.spawn(0), fits=1, funnel=[])
 
 
-@false_decision("decisions_add_up")
+@false_decision("decision_counts_are_consistent")
 def funnel_counts_node_twice(h: HistoryBuilder) -> None:
     decide(h, *h.spawn(0), fits=1)
 
 
-@false_decision("decisions_add_up")
+@false_decision("decision_counts_are_consistent")
 def decision_counts_node_not_yet_created(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     decide(h, a, revision=2)
 
 
-@false_decision("decisions_add_up")
+@false_decision("decision_counts_are_consistent")
 def decision_at_future_revision(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     decide(h, a, revision=h.revision + 1)
 
 
-@false_decision("decisions_add_up")
+@false_decision("decision_counts_are_consistent")
 def waiting_without_reason(h: HistoryBuilder) -> None:
     decide(h, *h.spawn(0), reason="")
 
 
-@false_decision("decisions_add_up")
+@false_decision("decision_counts_are_consistent")
 def waiting_without_unblock_event(h: HistoryBuilder) -> None:
     decide(h, *h.spawn(0), cures=[])
 
@@ -110,13 +110,13 @@ def decision_cites_deleted_override(h: HistoryBuilder) -> None:
     decide(h, *h.spawn(0), overrides=["o"])
 
 
-@false_decision("preemption_leaves_enough")
+@false_decision("preemption_keeps_min_available")
 def two_of_three_evicted_at_once(h: HistoryBuilder) -> None:
     low, high = three_running_two_must_stay(h)
     preempt(h, high[0], low[0], low[1], seen=h.revision)
 
 
-@false_decision("preemption_leaves_enough")
+@false_decision("preemption_keeps_min_available")
 def second_of_three_evicted_before_first_is_seen(h: HistoryBuilder) -> None:
     low, high = three_running_two_must_stay(h)
     seen = h.revision

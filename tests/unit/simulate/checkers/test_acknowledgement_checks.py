@@ -28,14 +28,14 @@ def test_recorded_refusal_is_true() -> None:
 def test_answer_without_batch_record_is_violation() -> None:
     h, _ = history_with_note()
     h.world.judge.on_answer("r1", "r1-i1.1.y", "", 0, 7)
-    assert h.found == ["acknowledged_is_in_history"]
+    assert h.found == ["acknowledged_operations_are_in_history"]
 
 
 def test_answer_that_differs_from_record_is_violation() -> None:
     for answer in (("role", 0, 0), ("", 4, 0), ("", 3, 1)):
         h, operation = history_with_note(number=3)
         h.world.judge.on_answer("r1", operation, answer[0], answer[1], h.revision + answer[2])
-        assert h.found == ["acknowledged_is_in_history"], answer
+        assert h.found == ["acknowledged_operations_are_in_history"], answer
 
 
 def test_two_answers_to_one_operation_id_are_violation() -> None:
@@ -66,7 +66,7 @@ def test_answer_to_other_payload_under_same_id_is_violation() -> None:
     for code in ("", "role"):
         h, operation = history_with_note(code)
         h.world.judge.on_answer("r1", operation, code, 0, h.revision, "other")
-        assert h.found == ["an_id_stands_for_one_payload"]
+        assert h.found == ["operation_id_has_one_payload"]
 
 
 def test_answer_lost_by_restore_is_listed_as_lost() -> None:
@@ -99,7 +99,7 @@ def test_observer_going_back_is_violation() -> None:
     h = HistoryBuilder().prepare()
     h.world.judge.on_observed("o", "r1", "r1-i1", 4)
     h.world.judge.on_observed("o", "r1", "r1-i1", 3)
-    assert h.found == ["observers_never_go_back"]
+    assert h.found == ["observed_revisions_never_go_back"]
 
 
 def test_observer_returning_to_old_incarnation_is_violation() -> None:
@@ -107,11 +107,11 @@ def test_observer_returning_to_old_incarnation_is_violation() -> None:
     h.restore({}, incarnation="r1-i2")
     h.world.judge.on_observed("o", "r1", "r1-i2", h.revision)
     h.world.judge.on_observed("o", "r1", "r1-i1", h.revision)
-    assert h.found == ["observers_never_go_back"]
+    assert h.found == ["observed_revisions_never_go_back"]
 
 
 def test_observer_of_unknown_revision_or_incarnation_is_violation() -> None:
     for incarnation, ahead in (("r1-i1", 1), ("r1-i9", 0)):
         h = HistoryBuilder().prepare()
         h.world.judge.on_observed("o", "r1", incarnation, h.revision + ahead)
-        assert h.found == ["observers_never_go_back"]
+        assert h.found == ["observed_revisions_never_go_back"]

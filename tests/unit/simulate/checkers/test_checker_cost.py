@@ -11,7 +11,7 @@ from tests.unit.simulate.checkers.busy_scope import busy_scope, lifecycle_commit
 
 
 def calls_per_commit(nodes: int, replicas: int, grants: int) -> float:
-    pen, calls, commits = busy_scope(nodes, replicas, grants), 0, 0
+    history, calls, commits = busy_scope(nodes, replicas, grants), 0, 0
 
     def count(frame: FrameType, event: str, _: object) -> None:
         nonlocal calls
@@ -20,11 +20,11 @@ def calls_per_commit(nodes: int, replicas: int, grants: int) -> float:
     with mock.patch.object(judge, "RECOUNT_EVERY", 1_000_000):
         sys.setprofile(count)
         try:
-            for _ in lifecycle_commits(pen):
+            for _ in lifecycle_commits(history):
                 commits += 1
         finally:
             sys.setprofile(None)
-    assert pen.found == [] and commits == 4 * replicas
+    assert history.found == [] and commits == 4 * replicas
     return calls / commits
 
 

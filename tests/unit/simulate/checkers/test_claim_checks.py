@@ -10,7 +10,7 @@ import pytest
 from tests.unit.simulate.checkers.false_decisions import decide
 from tests.unit.simulate.checkers.history_builder import HistoryBuilder, Json, node
 
-CHECK = "claims_fit_what_was_seen"
+CHECK = "claims_fit_seen_state"
 
 
 def explained_history() -> tuple[HistoryBuilder, str]:

@@ -6,8 +6,8 @@ from tests.unit.simulate.checkers.false_decisions import KEEPS_TWO, decide, over
 from tests.unit.simulate.checkers.history_builder import HistoryBuilder
 from tests.unit.simulate.checkers.test_liveness_checks import healed, pass_time
 
-UNTRIED = "pending_work_is_tried"
-UNREPORTED = "waiting_has_a_reason"
+UNTRIED = "pending_replicas_are_tried"
+UNREPORTED = "pending_replicas_have_a_reason"
 
 
 def impossible(h: HistoryBuilder) -> str:
@@ -41,7 +41,7 @@ def test_decision_may_count_nodes_as_of_its_revision() -> None:
     decide(h, key, revision=before)
     assert h.found == []
     decide(h, key)
-    assert h.found == ["decisions_add_up"]
+    assert h.found == ["decision_counts_are_consistent"]
 
 
 def test_override_may_be_cited_until_expired_in_view() -> None:
@@ -135,7 +135,7 @@ def test_preemption_that_leaves_enough_is_lawful() -> None:
     for key in h.spawn(0, 1, 2, workload="more"):
         h.run(key, "n2")
     preempt(h, high[1], "replica/t1/more-0", seen=h.revision, at="n2")
-    assert "preemption_leaves_enough" not in h.found
+    assert "preemption_keeps_min_available" not in h.found
 
 
 def test_node_failure_after_claim_is_not_blamed_on_preemption() -> None:
@@ -144,7 +144,7 @@ def test_node_failure_after_claim_is_not_blamed_on_preemption() -> None:
     seen = h.revision
     h.move(low[2], "unknown", "node-lifecycle", before="running")
     preempt(h, high[0], low[0], seen=seen)
-    assert "preemption_leaves_enough" not in h.found
+    assert "preemption_keeps_min_available" not in h.found
 
 
 def test_preemption_without_decisions_is_not_judged() -> None:
@@ -155,4 +155,4 @@ def test_preemption_without_decisions_is_not_judged() -> None:
         h.run(key)
     (high,) = h.spawn(9)
     preempt(h, high, low[0], low[1], seen=h.revision)
-    assert "preemption_leaves_enough" not in h.found
+    assert "preemption_keeps_min_available" not in h.found

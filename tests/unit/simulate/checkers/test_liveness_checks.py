@@ -43,13 +43,13 @@ def stalls(check: str, seconds: int) -> Callable[[Stall], Stall]:
     return register
 
 
-@stalls("eligible_work_is_bound", 60)
+@stalls("placeable_replicas_are_bound", 60)
 def pending_replica_with_free_capacity(h: HistoryBuilder) -> None:
     h.spawn(0)
     healed(h)
 
 
-@stalls("one_gang_runs", 60)
+@stalls("placeable_gang_runs", 60)
 def gang_with_free_capacity(h: HistoryBuilder) -> None:
     h.declare("g", gang={"min": 3}, template={"command": ["x"], "resources": {"cpu": "2"}})
     h.spawn(0, 1, 2, workload="g")
@@ -64,13 +64,13 @@ def reservation_never_bound(h: HistoryBuilder) -> None:
     healed(h)
 
 
-@stalls("grants_return", 130)
+@stalls("expired_grants_are_closed", 130)
 def expired_grant_never_closed(h: HistoryBuilder) -> None:
     h.grant("s", ttl="10s", status={"deadline": {"boot": "b1", "atMs": h.world.now_ms + 10_000}})
     healed(h)
 
 
-@stalls("orphans_end", 120)
+@stalls("orphan_processes_end", 120)
 def process_of_released_attempt(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a)
@@ -82,33 +82,33 @@ def process_of_released_attempt(h: HistoryBuilder) -> None:
     healed(h)
 
 
-@stalls("what_is_said_to_run_runs", 60)
+@stalls("running_replicas_have_processes", 60)
 def replica_running_without_process(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a)
     healed(h)
 
 
-@stalls("silence_is_noticed", 21)
+@stalls("silent_nodes_become_unknown", 21)
 def silent_node_still_ready(h: HistoryBuilder) -> None:
     h.commit({"node/n3": node("n3")}, [h.entry("apply", "node/n3", "operator")])
     healed(h, silent=frozenset({"n2"}))
 
 
-@stalls("silence_is_noticed", 21)
+@stalls("silent_nodes_become_unknown", 21)
 def ready_node_among_mass_silence(h: HistoryBuilder) -> None:
     h.mark("suspect", "n1")
     healed(h, silent=frozenset({"n1", "n2"}))
 
 
-@stalls("returned_nodes_are_ready", 15)
+@stalls("returned_nodes_become_ready", 15)
 def returned_node_not_ready(h: HistoryBuilder) -> None:
     h.mark("suspect", "n1")
     h.mark("unknown", "n1")
     healed(h)
 
 
-@stalls("unknown_resolves", 30)
+@stalls("unknown_replicas_are_resolved", 30)
 def unknown_replica_on_healthy_node(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a)
@@ -116,7 +116,7 @@ def unknown_replica_on_healthy_node(h: HistoryBuilder) -> None:
     healed(h)
 
 
-@stalls("unknown_resolves", 60)
+@stalls("unknown_replicas_are_resolved", 60)
 def unknown_replica_on_silent_node(h: HistoryBuilder) -> None:
     h.commit({"node/n3": node("n3")}, [h.entry("apply", "node/n3", "operator")])
     (a,) = h.spawn(0)
@@ -125,7 +125,7 @@ def unknown_replica_on_silent_node(h: HistoryBuilder) -> None:
     healed(h, silent=frozenset({"n2"}))
 
 
-@stalls("deletion_completes", 60)
+@stalls("deletions_complete", 60)
 def deleted_workload_remains(h: HistoryBuilder) -> None:
     h.spawn(0)
     work = h.rows["workload/t1/w"]
@@ -134,20 +134,20 @@ def deleted_workload_remains(h: HistoryBuilder) -> None:
     healed(h)
 
 
-@stalls("desire_is_met", 120)
+@stalls("desired_state_is_reached", 120)
 def service_lacks_replica(h: HistoryBuilder) -> None:
     for key in h.spawn(0, 1):
         h.run(key)
     healed(h, calm=True)
 
 
-@stalls("desire_is_met", 120)
+@stalls("desired_state_is_reached", 120)
 def service_has_surplus_replica(h: HistoryBuilder) -> None:
     h.spawn(0, 1, 2, 3)
     healed(h, calm=True)
 
 
-@stalls("desire_is_met", 120)
+@stalls("desired_state_is_reached", 120)
 def service_on_old_generation(h: HistoryBuilder) -> None:
     h.declare("w", replicas=1)
     h.spawn(0)
@@ -155,7 +155,7 @@ def service_on_old_generation(h: HistoryBuilder) -> None:
     healed(h, calm=True)
 
 
-@stalls("desire_is_met", 120)
+@stalls("desired_state_is_reached", 120)
 def old_replica_not_retired(h: HistoryBuilder) -> None:
     h.declare("w", replicas=1)
     (old,) = h.spawn(0)
@@ -166,7 +166,7 @@ def old_replica_not_retired(h: HistoryBuilder) -> None:
     healed(h, calm=True)
 
 
-@stalls("desire_is_met", 120)
+@stalls("desired_state_is_reached", 120)
 def new_generation_without_replicas(h: HistoryBuilder) -> None:
     h.declare("w", replicas=1)
     (old,) = h.spawn(0)
@@ -175,13 +175,13 @@ def new_generation_without_replicas(h: HistoryBuilder) -> None:
     healed(h, calm=True)
 
 
-@stalls("desire_is_met", 120)
+@stalls("desired_state_is_reached", 120)
 def failed_job_without_condition(h: HistoryBuilder) -> None:
     failed_job(h, retries=0)
     healed(h, calm=True)
 
 
-@stalls("desire_is_met", 120)
+@stalls("desired_state_is_reached", 120)
 def job_lacks_replica(h: HistoryBuilder) -> None:
     h.declare("w", replicas=0)
     h.declare("j", type="job", replicas=1, completions=2)
@@ -189,20 +189,20 @@ def job_lacks_replica(h: HistoryBuilder) -> None:
     healed(h, calm=True)
 
 
-@stalls("desire_is_met", 120)
+@stalls("desired_state_is_reached", 120)
 def failed_job_not_retried(h: HistoryBuilder) -> None:
     failed_job(h, retries=1)
     healed(h, calm=True)
 
 
-@stalls("what_is_ready_is_served", 60)
+@stalls("ready_replicas_become_serving", 60)
 def ready_replica_not_serving(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a, until="ready")
     healed(h)
 
 
-@stalls("health_does_not_flap", 0)
+@stalls("node_health_does_not_flap", 0)
 def node_health_flaps(h: HistoryBuilder) -> None:
     healed(h, calm=True)
     for health in ("suspect", "ready") * 4:
@@ -256,8 +256,8 @@ def test_job_out_of_retries_with_condition_is_no_violation() -> None:
     h = HistoryBuilder().prepare()
     failed_job(h, retries=0)
     job = h.rows["workload/t1/j"]
-    said = {**job, "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "RetriesExhausted"}]}}
-    h.commit({"workload/t1/j": said}, [h.entry("observe", "workload/t1/j", "workloads")])
+    with_condition = {**job, "status": {"conditions": [{"type": "Failed", "status": "True", "reason": "RetriesExhausted"}]}}
+    h.commit({"workload/t1/j": with_condition}, [h.entry("observe", "workload/t1/j", "workloads")])
     healed(h, calm=True)
     pass_time(h, 200)
     assert h.found == []
@@ -270,7 +270,7 @@ def test_generation_that_changes_only_counts_needs_no_replacement() -> None:
     h.declare("w", 2, rollout={"maxSurge": 3})
     healed(h, calm=True)
     pass_time(h, 200)
-    assert "desire_is_met" not in h.found
+    assert "desired_state_is_reached" not in h.found
 
 
 def test_old_replica_may_stay_until_new_one_is_ready() -> None:
@@ -283,7 +283,7 @@ def test_old_replica_may_stay_until_new_one_is_ready() -> None:
     h.run(new, "n2")
     healed(h, calm=True)
     pass_time(h, 200)
-    assert "desire_is_met" not in h.found
+    assert "desired_state_is_reached" not in h.found
 
 
 def test_desired_state_is_checked_only_in_calm_phase() -> None:
@@ -305,7 +305,7 @@ def test_ended_replica_of_shrunk_job_is_no_violation() -> None:
     h.move(b, "released", "repair", grants=None)
     healed(h, calm=True)
     pass_time(h, 200)
-    assert "desire_is_met" not in h.found
+    assert "desired_state_is_reached" not in h.found
 
 
 def test_replica_outside_healthy_core_is_undecided() -> None:
@@ -315,7 +315,7 @@ def test_replica_outside_healthy_core_is_undecided() -> None:
     h.world.judge.heal(Core(frozenset({"r1"}), {"r1": frozenset({"n1"})}, frozenset(ROLES), h.world.now_ms, {}, calm=True))
     pass_time(h, 200)
     h.world.judge.conclude()
-    assert h.found == [] and any(why.startswith("desire_is_met") for why in h.world.judge.undecided)
+    assert h.found == [] and any(why.startswith("desired_state_is_reached") for why in h.world.judge.undecided)
 
 
 def test_chain_without_commits_has_no_leader() -> None:
@@ -324,7 +324,7 @@ def test_chain_without_commits_has_no_leader() -> None:
     pass_time(h, 17, beats=False)
     assert h.found == []
     pass_time(h, 1, beats=False)
-    assert h.found == ["somebody_leads"]
+    assert h.found == ["leader_exists"]
 
 
 def test_commits_without_audit_do_not_count_as_leading() -> None:
@@ -333,7 +333,7 @@ def test_commits_without_audit_do_not_count_as_leading() -> None:
     for _ in range(9):
         h.commit({}, [], audit=False)
         pass_time(h, 2, beats=False)
-    assert h.found == ["somebody_leads"]
+    assert h.found == ["leader_exists"]
 
 
 def test_repeated_takeovers_in_healthy_cluster_are_violation() -> None:
@@ -347,12 +347,12 @@ def test_repeated_takeovers_in_healthy_cluster_are_violation() -> None:
     assert h.found == [], "a few takeovers after the faults are allowed"
     h.take_over("a1")
     pass_time(h, 1)
-    assert h.found == ["leaders_stay"]
+    assert h.found == ["leader_is_stable"]
 
 
 def test_every_liveness_check_has_stalling_history() -> None:
     """Leadership checks are covered above, decision checks in test_decision_checks.py."""
-    elsewhere = {"somebody_leads", "leaders_stay", "pending_work_is_tried", "waiting_has_a_reason"}
+    elsewhere = {"leader_exists", "leader_is_stable", "pending_replicas_are_tried", "pending_replicas_have_a_reason"}
     assert {check for check, _, _ in STALLS} | elsewhere == set(LIVENESS_CHECKS)
 
 
@@ -364,7 +364,7 @@ def test_longer_heartbeat_scales_bounds() -> None:
     pass_time(h, 120)
     assert h.found == []
     pass_time(h, 3)
-    assert h.found == ["eligible_work_is_bound"]
+    assert h.found == ["placeable_replicas_are_bound"]
 
 
 def test_progressing_work_is_no_violation() -> None:
@@ -422,7 +422,7 @@ def test_interruption_restarts_waiting_time() -> None:
     pass_time(h, 2)
     h.commit(opened, [h.entry("apply", key, "operator") for key in opened])
     pass_time(h, 40)
-    assert "eligible_work_is_bound" not in h.found
+    assert "placeable_replicas_are_bound" not in h.found
 
 
 def test_unknown_replicas_may_stay_during_mass_silence() -> None:
@@ -454,7 +454,7 @@ def test_end_of_run_is_checked_too() -> None:
     h.world.now_ms += 61_000
     h.commit({}, [])
     h.world.judge.conclude()
-    assert h.found == ["eligible_work_is_bound"]
+    assert h.found == ["placeable_replicas_are_bound"]
 
 
 def test_unceasing_writes_are_violation_at_end() -> None:
@@ -467,7 +467,7 @@ def test_unceasing_writes_are_violation_at_end() -> None:
     assert h.found == ["writes_cease"]
 
 
-@pytest.mark.parametrize(("every", "found"), [(1, ["refusals_back_off"]), (3, [])])
+@pytest.mark.parametrize(("every", "found"), [(1, ["refused_requests_back_off"]), (3, [])])
 def test_refused_requests_must_back_off(every: int, found: list[str]) -> None:
     h = HistoryBuilder().prepare()
     (a,) = h.spawn(0)
@@ -478,7 +478,7 @@ def test_refused_requests_must_back_off(every: int, found: list[str]) -> None:
         if second % every == 0:
             h.commit({}, [h.entry("note", "e", "user", code="role")])
     h.world.judge.conclude()
-    assert [check for check in h.found if check == "refusals_back_off"] == found
+    assert [check for check in h.found if check == "refused_requests_back_off"] == found
 
 
 def test_writes_are_undecided_for_short_run() -> None:
@@ -520,7 +520,7 @@ def test_oversubscribed_work_must_be_partly_bound() -> None:
     h = HistoryBuilder().prepare()
     oversubscribed(h)
     pass_time(h, 62)
-    assert h.found == ["eligible_work_is_bound"]
+    assert h.found == ["placeable_replicas_are_bound"]
 
 
 def test_oversubscribed_work_bound_one_by_one_is_no_violation() -> None:
@@ -531,4 +531,4 @@ def test_oversubscribed_work_bound_one_by_one_is_no_violation() -> None:
     pass_time(h, 50)
     h.run(keys[1], "n2")
     pass_time(h, 120)
-    assert "eligible_work_is_bound" not in h.found
+    assert "placeable_replicas_are_bound" not in h.found

@@ -8,7 +8,7 @@ from remit.simulate.checkers.judge import Core
 from tests.unit.simulate.checkers.history_builder import ROLES, HistoryBuilder
 
 GONE = "summary/x"
-CHECK = "views_show_what_stands"
+CHECK = "views_match_store"
 
 
 def correct_rows(h: HistoryBuilder) -> dict[str, int]:

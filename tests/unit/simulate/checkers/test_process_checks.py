@@ -59,22 +59,22 @@ def test_process_that_stops_itself_in_time_is_replaced_lawfully() -> None:
 def test_process_still_running_after_fence_is_violation() -> None:
     h, a = started(**FENCED)
     give_up(h, a)
-    assert h.found == ["ended_work_runs_no_more"]
+    assert h.found == ["ended_attempts_have_no_process"]
 
 
 def test_second_copy_of_fenced_work_is_violation() -> None:
     h, a = started(**FENCED)
     give_up(h, a)
     start_second_attempt(h, a)
-    assert "one_copy_at_a_time" in h.found
+    assert "fenced_replica_has_one_process" in h.found
     h.world.judge.conclude()
-    assert "intervals_are_disjoint" in h.found
+    assert "run_intervals_are_disjoint" in h.found
 
 
 def test_second_copy_of_job_is_violation_by_default() -> None:
     h, a = started(type="job", fence="1m")
     h.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 2)
-    assert h.found == ["one_copy_at_a_time"]
+    assert h.found == ["fenced_replica_has_one_process"]
 
 
 def test_second_copy_of_eager_work_is_waived() -> None:
@@ -90,7 +90,7 @@ def test_reported_end_without_process_end_is_violation() -> None:
     h.move(a, "draining", "workloads")
     h.move(a, "stopping", "agent/n1")
     h.move(a, "released", "agent/n1", grants=None, result="ok")
-    assert h.found == ["ended_work_runs_no_more"]
+    assert h.found == ["ended_attempts_have_no_process"]
 
 
 def test_start_before_starting_commit_is_violation() -> None:
@@ -98,7 +98,7 @@ def test_start_before_starting_commit_is_violation() -> None:
     (a,) = h.spawn(0)
     h.bind(a)
     h.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 1)
-    assert h.found == ["runs_only_what_was_ordered"]
+    assert h.found == ["processes_have_committed_start"]
 
 
 def test_start_on_other_node_is_violation() -> None:
@@ -107,7 +107,7 @@ def test_start_on_other_node_is_violation() -> None:
     h.bind(a)
     h.move(a, "starting", "agent/n1")
     h.world.judge.on_process_started("n2", "r1", a, "uw0", 1, 1)
-    assert h.found == ["runs_only_what_was_ordered"]
+    assert h.found == ["processes_have_committed_start"]
 
 
 def test_start_after_release_is_violation() -> None:
@@ -115,7 +115,7 @@ def test_start_after_release_is_violation() -> None:
     h.world.judge.on_process_ended("n1", 1)
     give_up(h, a)
     h.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 3)
-    assert h.found == ["runs_only_what_was_ordered"]
+    assert h.found == ["processes_have_committed_start"]
 
 
 def test_late_start_of_eager_work_is_waived_only_if_node_was_given_up() -> None:
@@ -129,7 +129,7 @@ def test_late_start_of_eager_work_is_waived_only_if_node_was_given_up() -> None:
     h.move(a, "failed", "agent/n1", result="crashed")
     h.move(a, "released", "repair", grants=None)
     h.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 3)
-    assert h.found == ["runs_only_what_was_ordered"]
+    assert h.found == ["processes_have_committed_start"]
 
 
 def test_start_of_forgotten_replica_is_violation() -> None:
@@ -138,7 +138,7 @@ def test_start_of_forgotten_replica_is_violation() -> None:
     h.release(a)
     h.commit({a: None}, [h.entry("forget", a, "workloads")])
     h.world.judge.on_process_started("n1", "r1", a, "uw0", 1, 3)
-    assert h.found == ["runs_only_what_was_ordered"]
+    assert h.found == ["processes_have_committed_start"]
 
 
 def test_restart_within_attempt_needs_no_commit() -> None:
@@ -164,12 +164,12 @@ def test_start_forgotten_by_restore_may_repeat_but_not_overlap() -> None:
     h.move(a, "starting", "agent/n2")
     assert h.found == []
     h.world.judge.on_process_started("n2", "r1", a, "uw0", 1, 2)
-    assert h.found == ["one_copy_at_a_time"] and "was restored" in h.world.judge.violations[0].why
+    assert h.found == ["fenced_replica_has_one_process"] and "was restored" in h.world.judge.violations[0].why
 
 
 # ------------------------------------------------------------------------------------------------------ stop requests
 
-STOPPED = "what_is_ordered_is_not_stopped"
+STOPPED = "assigned_processes_are_not_stopped"
 
 
 def stop(h: HistoryBuilder, by: str = "agent-r1-1#1") -> None:

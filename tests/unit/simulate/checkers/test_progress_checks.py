@@ -6,7 +6,7 @@ from remit.simulate.checkers.judge import Core
 from remit.simulate.checkers.progress_checks import DELAYS_MIN, SchedulingDelay, SchedulingDelays
 from tests.unit.simulate.checkers.history_builder import ROLES, HistoryBuilder
 
-CHECK = "work_is_bound_soon"
+CHECK = "scheduling_latency_is_bounded"
 
 
 def healed(h: HistoryBuilder, *, calm: bool = False) -> SchedulingDelays:
@@ -53,7 +53,7 @@ def test_more_than_one_percent_over_bound_is_violation() -> None:
 
 def test_too_few_delays_are_undecided() -> None:
     h = history_with_delays(50, 99)
-    assert "work_is_bound_soon" not in h.found
+    assert "scheduling_latency_is_bounded" not in h.found
     assert f"{CHECK} in r1: 99 waits were measured, of {DELAYS_MIN} needed" in h.world.judge.undecided
 
 

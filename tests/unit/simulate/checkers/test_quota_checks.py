@@ -40,21 +40,21 @@ def test_debit_before_credit_is_lawful_both_ways() -> None:
 def test_accepting_more_than_issued_is_violation() -> None:
     _, region = two_scopes()
     accept(region, "3")
-    assert region.found == ["grants_are_in_one_hand"]
+    assert region.found == ["held_grants_are_debited_by_issuer"]
 
 
 def test_credit_before_return_is_violation() -> None:
     home, region = two_scopes()
     accept(region)
     returned(home, "1")
-    assert home.found == ["grants_are_in_one_hand"]
+    assert home.found == ["held_grants_are_debited_by_issuer"]
 
 
 def test_held_grant_without_issuer_row_is_violation() -> None:
     home, region = two_scopes()
     accept(region)
     home.commit({"grant/s": None}, [home.entry("close", "s", "budgets")])
-    assert home.found == ["grants_are_in_one_hand"]
+    assert home.found == ["held_grants_are_debited_by_issuer"]
 
 
 def test_grant_declared_lost_by_operator_is_lawful() -> None:
@@ -65,7 +65,7 @@ def test_grant_declared_lost_by_operator_is_lawful() -> None:
     assert home.found == []
     home.grant("s", holder="scope/r1", amount={"cpu": "0"})
     accept(region, "1")
-    assert home.found == ["grants_are_in_one_hand"], "a new grant of that name counts again"
+    assert home.found == ["held_grants_are_debited_by_issuer"], "a new grant of that name counts again"
 
 
 def test_void_grant_counts_for_neither_side() -> None:
@@ -86,7 +86,7 @@ def test_restored_issuer_is_judged_once_holder_has_confirmed() -> None:
     assert home.found == []
     vouched = {**awaited, "spec": {"standing": "vouched"}}
     home.commit({"peer/scope/r1": vouched}, [home.entry("vouch", "scope/r1", "budgets")])
-    assert home.found == ["grants_are_in_one_hand"], "and the issuer has no record"
+    assert home.found == ["held_grants_are_debited_by_issuer"], "and the issuer has no record"
 
 
 def test_use_above_quota_over_all_scopes_is_violation() -> None:
@@ -102,7 +102,7 @@ def test_use_above_quota_over_all_scopes_is_violation() -> None:
         a, b = h.spawn(0, 1)
         h.bind(a, "n1", grants=["o"])
         h.bind(b, "n2", grants=["o"])
-    assert world.found == ["tenants_use_no_more_than_their_quota"]
+    assert world.found == ["tenant_usage_stays_within_quota"]
     assert "16000, highest limit so far 10000" in world.judge.violations[-1].why
 
 

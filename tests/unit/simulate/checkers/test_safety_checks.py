@@ -34,7 +34,7 @@ def violates(check: str) -> Callable[[Breach], Breach]:
 # ---------------------------------------------------------------------------------------------------- lawful histories
 
 
-def test_lawful_lifecycle_is_no_violation() -> None:
+def test_valid_lifecycle_is_no_violation() -> None:
     """Every phase, a grant, a reservation with a victim, a loss past its fence, another attempt, and the end."""
     h = HistoryBuilder().prepare()
     a, b, c = h.spawn(0, 1, 2)
@@ -89,20 +89,20 @@ def test_reservation_charges_only_what_victims_do_not_free() -> None:
     h.commit({a: victim, b: held}, [h.entry("reserve", b, "scheduler")])
     assert h.found == [] and h.world.judge.history("r1").sums.nodes["n1", "cpu"] == 3000
     h.bind(c, "n1")
-    assert h.found == ["node_sums_never_rise_above_capacity"]
+    assert h.found == ["node_usage_never_rises_above_capacity"]
 
 
 def test_overfull_node_violation_names_replicas_latest_first() -> None:
     h = HistoryBuilder().prepare(template={"command": ["x"], "resources": {"cpu": "700m"}})
     for key in h.spawn(*range(6)):
         h.bind(key, "n1")
-    violation = next(one for one in h.world.judge.violations if one.check == "node_sums_never_rise_above_capacity")
+    violation = next(one for one in h.world.judge.violations if one.check == "node_usage_never_rises_above_capacity")
     named = ", ".join(f"replica/t1/w-{index}" for index in (5, 0, 1, 2))
     assert violation.key == "node/n1"
     assert violation.why == f"cpu rose from 3500 to 4200, limit 4000; held by {named} and 2 more"
 
 
-def test_capacity_or_quota_reduction_below_use_is_lawful() -> None:
+def test_capacity_or_quota_reduction_below_use_is_no_violation() -> None:
     h = HistoryBuilder().prepare()
     for key in h.spawn(0, 1, 2):
         h.bind(key)
@@ -142,7 +142,7 @@ def test_takeover_extends_grant_by_one_term() -> None:
     assert h.found == []
     h.world.now_ms += 11_000
     h.bind(b, grants=["s"])
-    assert h.found == ["draws_are_on_living_grants"]
+    assert h.found == ["charges_are_on_live_grants"]
 
 
 def test_grant_from_other_scope_lapses_on_other_boot() -> None:
@@ -152,7 +152,7 @@ def test_grant_from_other_scope_lapses_on_other_boot() -> None:
     h.boot = "b2"
     h.take_over("a2")
     h.bind(a, grants=["s"])
-    assert h.found == ["draws_are_on_living_grants"]
+    assert h.found == ["charges_are_on_live_grants"]
 
 
 def test_restore_is_no_violation_and_lists_lost_answers() -> None:
@@ -225,12 +225,12 @@ def takeover_with_decisions(h: HistoryBuilder) -> None:
     assert [violation.why for violation in h.world.judge.violations] == ["a takeover decided operations"]
 
 
-@violates("entries_say_who_and_what")
+@violates("entries_name_actor_and_operation")
 def entry_without_actor(h: HistoryBuilder) -> None:
     h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", actor="")])
 
 
-@violates("entries_say_who_and_what")
+@violates("entries_name_actor_and_operation")
 def entry_seen_at_future_revision(h: HistoryBuilder) -> None:
     h.commit({"event/e": {"spec": {}}}, [h.entry("mark", "e", "node-lifecycle", seen=10_000)])
 
@@ -247,21 +247,21 @@ def node_changed_after_bind(h: HistoryBuilder) -> None:
     h.move(a, "starting", "agent/n1", node="n2")
 
 
-@violates("phases_move_along_edges_by_their_owners")
+@violates("phase_changes_match_lifecycle_table")
 def phase_skipped(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.bind(a)
     h.move(a, "running", "agent/n1")
 
 
-@violates("phases_move_along_edges_by_their_owners")
+@violates("phase_changes_match_lifecycle_table")
 def transition_by_wrong_role(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a, until="ready")
     h.move(a, "serving", "repair")
 
 
-@violates("phases_move_along_edges_by_their_owners")
+@violates("phase_changes_match_lifecycle_table")
 def resumed_in_other_phase(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a)
@@ -269,7 +269,7 @@ def resumed_in_other_phase(h: HistoryBuilder) -> None:
     h.move(a, "ready", "agent/n1", before=None)
 
 
-@violates("phases_move_along_edges_by_their_owners")
+@violates("phase_changes_match_lifecycle_table")
 def missing_replica_forgotten(h: HistoryBuilder) -> None:
     """As by an authority that has lost a write."""
     (a,) = h.spawn(0)
@@ -279,7 +279,7 @@ def missing_replica_forgotten(h: HistoryBuilder) -> None:
     h.commit({a: None}, [h.entry("forget", a, "workloads")])
 
 
-@violates("phases_move_along_edges_by_their_owners")
+@violates("phase_changes_match_lifecycle_table")
 def transition_after_release(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a)
@@ -287,7 +287,7 @@ def transition_after_release(h: HistoryBuilder) -> None:
     h.move(a, "released", "agent/n1", reason="again")
 
 
-@violates("phases_move_along_edges_by_their_owners")
+@violates("phase_changes_match_lifecycle_table")
 def bind_in_restore_commit(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.restore(dict(h.rows), incarnation="r1-i2")
@@ -296,45 +296,45 @@ def bind_in_restore_commit(h: HistoryBuilder) -> None:
     h.commit({a: bound, "incarnation": "r1-i2"}, [h.entry("bind", a, "scheduler")])
 
 
-@violates("phases_move_along_edges_by_their_owners")
+@violates("phase_changes_match_lifecycle_table")
 def update_creates_replicas(h: HistoryBuilder) -> None:
     h.declare("w", 2, comes_with=(3,), replicas=4)
 
 
-@violates("what_comes_with_a_workload_is_what_it_begins_with")
+@violates("initial_replicas_match_workload_spec")
 def too_many_initial_replicas(h: HistoryBuilder) -> None:
     """As many as the surge would allow."""
     h.declare("x", comes_with=range(4))
 
 
-@violates("what_comes_with_a_workload_is_what_it_begins_with")
+@violates("initial_replicas_match_workload_spec")
 def initial_replica_missing(h: HistoryBuilder) -> None:
     h.declare("x", comes_with=(0, 2))
 
 
-@violates("what_comes_with_a_workload_is_what_it_begins_with")
+@violates("initial_replicas_match_workload_spec")
 def daemon_with_initial_replica(h: HistoryBuilder) -> None:
     h.declare("x", comes_with=(0,), type="daemon")
 
 
-@violates("what_comes_with_a_workload_is_what_it_begins_with")
+@violates("initial_replicas_match_workload_spec")
 def scheduled_job_with_initial_replicas(h: HistoryBuilder) -> None:
     h.declare("x", comes_with=range(3), type="job", schedule="0 3 * * *")
 
 
-@violates("agents_move_only_what_is_theirs")
+@violates("agents_change_only_own_replicas")
 def transition_by_agent_of_other_node(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.bind(a, "n1")
     h.move(a, "starting", "agent/n2")
 
 
-@violates("accepted_entries_held_their_lease")
+@violates("accepted_operations_hold_their_lease")
 def stale_epoch_accepted(h: HistoryBuilder) -> None:
     h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "repair", epoch=7)])
 
 
-@violates("accepted_entries_held_their_lease")
+@violates("accepted_operations_hold_their_lease")
 def lease_of_other_role_accepted(h: HistoryBuilder) -> None:
     h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "scheduler", lease="repair", actor="repair!")])
 
@@ -344,7 +344,7 @@ def acquire_lease(h: HistoryBuilder, *, epoch: int = 2, holder: str = "another")
     h.commit({"lease/repair": row}, [h.entry("acquire", "repair", "repair", actor=holder)])
 
 
-@violates("leases_are_not_taken_from_the_living")
+@violates("valid_leases_are_not_taken_over")
 def renewed_lease_taken(h: HistoryBuilder) -> None:
     acquire_lease(h, holder="repair!")
     h.world.now_ms += 15_000
@@ -353,7 +353,7 @@ def renewed_lease_taken(h: HistoryBuilder) -> None:
     acquire_lease(h, epoch=3)
 
 
-@violates("leases_are_not_taken_from_the_living")
+@violates("valid_leases_are_not_taken_over")
 def fresh_lease_taken(h: HistoryBuilder) -> None:
     acquire_lease(h, holder="repair!")
     h.world.now_ms += 15_000
@@ -429,13 +429,13 @@ def attempt_changed_while_starting(h: HistoryBuilder) -> None:
     h.move(a, "starting", "agent/n1", attempt=2)
 
 
-@violates("a_new_attempt_waits_for_the_end_of_the_last")
+@violates("new_attempt_follows_release_of_previous")
 def second_attempt_without_first(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0, phase="pending", attempt=2)
     h.bind(a, attempt=2)
 
 
-@violates("lost_only_after_its_fence")
+@violates("attempts_are_lost_only_after_fence")
 def lost_before_fence(h: HistoryBuilder) -> None:
     h.declare("f", **FENCED)
     (a,) = h.spawn(0, workload="f")
@@ -445,7 +445,7 @@ def lost_before_fence(h: HistoryBuilder) -> None:
     h.move(a, "failed", "node-lifecycle", result="lost")
 
 
-@violates("lost_only_after_its_fence")
+@violates("attempts_are_lost_only_after_fence")
 def lost_too_soon_after_renewal(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a)
@@ -456,7 +456,7 @@ def lost_too_soon_after_renewal(h: HistoryBuilder) -> None:
     h.move(a, "failed", "node-lifecycle", result="lost")
 
 
-def test_agent_may_return_in_batch_that_gives_up_its_replica() -> None:
+def test_agent_may_return_in_batch_that_declares_its_replica_lost() -> None:
     h = HistoryBuilder().prepare()
     (a,) = h.spawn(0)
     h.run(a)
@@ -469,7 +469,7 @@ def test_agent_may_return_in_batch_that_gives_up_its_replica() -> None:
     assert h.found == []
 
 
-@violates("lost_only_after_its_fence")
+@violates("attempts_are_lost_only_after_fence")
 def lost_too_soon_after_takeover(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a)
@@ -480,7 +480,7 @@ def lost_too_soon_after_takeover(h: HistoryBuilder) -> None:
     h.move(a, "failed", "node-lifecycle", result="lost")
 
 
-@violates("evictions_cease_at_mass_silence")
+@violates("evictions_stop_at_mass_silence")
 def lost_during_mass_silence(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a)
@@ -493,8 +493,8 @@ def lost_during_mass_silence(h: HistoryBuilder) -> None:
     h.move(a, "failed", "node-lifecycle", result="lost")
 
 
-@violates("nodes_are_given_up_one_after_another")
-def whole_zone_given_up_at_once(h: HistoryBuilder) -> None:
+@violates("marking_nodes_unknown_is_rate_limited")
+def zone_marked_unknown_at_once(h: HistoryBuilder) -> None:
     names = [f"z{n}" for n in range(12)]
     made = {f"node/{name}": node(name, "z") for name in names}
     h.commit(made, [h.entry("apply", key, "operator") for key in made])
@@ -502,7 +502,7 @@ def whole_zone_given_up_at_once(h: HistoryBuilder) -> None:
         h.mark(health, *names)
 
 
-def test_zone_may_be_given_up_node_by_node() -> None:
+def test_zone_may_be_marked_unknown_node_by_node() -> None:
     h = HistoryBuilder().prepare()
     names = [f"z{n}" for n in range(30)]
     made = {f"node/{name}": node(name, "z") for name in names}
@@ -532,7 +532,7 @@ def take(h: HistoryBuilder, key: str, role: str, did: str, *, seen: int, phase: 
     h.commit({key: h.status(key, phase=phase)}, [h.entry(did, key, role, seen=seen)])
 
 
-@violates("disruption_leaves_enough")
+@violates("disruption_keeps_min_available")
 def second_drained_before_first_is_seen(h: HistoryBuilder) -> None:
     a, b = two_ready_replicas(h)
     seen = h.revision
@@ -540,7 +540,7 @@ def second_drained_before_first_is_seen(h: HistoryBuilder) -> None:
     take(h, b, "node-lifecycle", "move evict", seen=seen)
 
 
-@violates("disruption_leaves_enough")
+@violates("disruption_keeps_min_available")
 def rollout_below_min_available(h: HistoryBuilder) -> None:
     a, b = two_ready_replicas(h)
     take(h, a, "rollout", "move retire", seen=h.revision)
@@ -556,7 +556,7 @@ def test_drain_and_rollout_may_take_spare_or_unready_replicas() -> None:
     assert h.found == []
 
 
-@violates("the_last_endpoint_is_not_withdrawn")
+@violates("last_endpoint_is_not_withdrawn")
 def last_endpoint_withdrawn(h: HistoryBuilder) -> None:
     a, b = two_ready_replicas(h, "serving")
     take(h, a, "endpoints", "move unserve", seen=h.revision, phase="ready")
@@ -580,14 +580,14 @@ def test_nodes_without_agents_do_not_count_for_mass_silence() -> None:
     assert h.found == []
 
 
-@violates("no_more_replicas_than_desired")
+@violates("replicas_stay_within_desired_and_surge")
 def surplus_replica(h: HistoryBuilder) -> None:
     h.spawn(0, 1, 2, 3)
     assert h.found == [], "three and a surge of one"
     h.spawn(4)
 
 
-@violates("no_more_replicas_than_desired")
+@violates("replicas_stay_within_desired_and_surge")
 def replica_for_deleted_workload(h: HistoryBuilder) -> None:
     work = h.rows["workload/t1/w"]
     going = {**work, "metadata": {**work["metadata"], "deleting": True}}
@@ -595,30 +595,30 @@ def replica_for_deleted_workload(h: HistoryBuilder) -> None:
     h.spawn(0)
 
 
-@violates("node_health_moves_by_its_owner")
+@violates("node_health_is_changed_by_its_owner")
 def node_health_transition_not_in_table(h: HistoryBuilder) -> None:
     h.mark("lost", "n1")
 
 
-@violates("node_health_moves_by_its_owner")
+@violates("node_health_is_changed_by_its_owner")
 def node_marked_by_wrong_role(h: HistoryBuilder) -> None:
     row = {**h.rows["node/n1"], "status": {"health": "suspect"}}
     h.commit({"node/n1": row}, [h.entry("mark", "n1", "repair")])
 
 
-@violates("nothing_goes_while_something_depends_on_it")
+@violates("objects_in_use_are_not_removed")
 def workload_deleted_before_replicas(h: HistoryBuilder) -> None:
     h.spawn(0)
     h.commit({"workload/t1/w": None}, [h.entry("delete", "workload/t1/w", "user")])
 
 
-@violates("nothing_goes_while_something_depends_on_it")
+@violates("objects_in_use_are_not_removed")
 def tenant_deleted_before_its_work(h: HistoryBuilder) -> None:
     h.spawn(0)
     h.commit({"tenant/t1": None}, [h.entry("delete", "tenant/t1", "operator")])
 
 
-@violates("nothing_goes_while_something_depends_on_it")
+@violates("objects_in_use_are_not_removed")
 def generation_deleted_before_replicas(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.bind(a)
@@ -633,7 +633,7 @@ def device_assigned_twice(h: HistoryBuilder) -> None:
         h.bind(key, devices={"gpu-0": 1000})
 
 
-@violates("devices_are_those_that_were_asked_for")
+@violates("assigned_devices_match_request")
 def device_of_wrong_model(h: HistoryBuilder) -> None:
     h.commit({"node/n1": {**node("n1", **GPU), "status": {"health": "ready"}}}, [h.entry("apply", "node/n1", "operator")])
     asks = {"command": ["x"], "devices": [{"kind": "gpu", "count": 1, "models": ["H100"]}]}
@@ -642,35 +642,35 @@ def device_of_wrong_model(h: HistoryBuilder) -> None:
     h.bind(a, devices={"gpu-1": 1000})
 
 
-@violates("devices_are_those_that_were_asked_for")
+@violates("assigned_devices_match_request")
 def too_few_devices(h: HistoryBuilder) -> None:
     h.declare("g", **ASKS_GPU)
     (a,) = h.spawn(0, workload="g")
     h.bind(a)
 
 
-@violates("node_sums_never_rise_above_capacity")
+@violates("node_usage_never_rises_above_capacity")
 def node_over_capacity(h: HistoryBuilder) -> None:
     h.declare("big", template={"command": ["x"], "resources": {"cpu": "3"}})
     for key in h.spawn(0, 1, workload="big"):
         h.bind(key)
 
 
-@violates("node_sums_never_rise_above_capacity")
+@violates("node_usage_never_rises_above_capacity")
 def node_deleted_under_replicas(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.bind(a)
     h.commit({"node/n1": None}, [h.entry("delete", "node/n1", "operator")])
 
 
-@violates("node_sums_never_rise_above_capacity")
-@violates("hard_constraints_hold_at_the_bind")
+@violates("node_usage_never_rises_above_capacity")
+@violates("hard_constraints_hold_at_bind")
 def bind_to_missing_node(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.bind(a, "n9")
 
 
-@violates("ledgers_never_rise_above_amount")
+@violates("ledger_charges_never_rise_above_amount")
 def tenant_over_quota(h: HistoryBuilder) -> None:
     h.declare("big", template={"command": ["x"], "resources": {"cpu": "17"}})
     row = {**node("n1"), "status": {"health": "ready"}}
@@ -680,18 +680,18 @@ def tenant_over_quota(h: HistoryBuilder) -> None:
     h.bind(a)
 
 
-@violates("ledgers_never_rise_above_amount")
+@violates("ledger_charges_never_rise_above_amount")
 def grant_over_quota(h: HistoryBuilder) -> None:
     h.grant("s", amount={"cpu": "17"})
 
 
-@violates("ledgers_never_rise_above_amount")
+@violates("ledger_charges_never_rise_above_amount")
 def charged_to_missing_ledger(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.bind(a, grants=["tenant/nobody"])
 
 
-@violates("ledgers_never_rise_above_amount")
+@violates("ledger_charges_never_rise_above_amount")
 def grant_deleted_under_draws(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.grant("s")
@@ -699,75 +699,75 @@ def grant_deleted_under_draws(h: HistoryBuilder) -> None:
     h.commit({"grant/s": None}, [h.entry("close", "s", "budgets")])
 
 
-@violates("quota_comes_from_quota")
+@violates("quota_slices_are_part_of_own_quota")
 def quota_granted_from_offer(h: HistoryBuilder) -> None:
     h.grant("o", purpose="offer", parent="")
     h.grant("q", parent="o", amount={"cpu": "1"})
 
 
-@violates("grants_are_held_by_somebody")
+@violates("grants_are_charged_only_in_holding_scope")
 def draw_on_grant_of_other_scope(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.grant("s", holder="scope/r2")
     h.bind(a, grants=["s"])
 
 
-@violates("hard_constraints_hold_at_the_bind")
+@violates("hard_constraints_hold_at_bind")
 def bind_against_node_selector(h: HistoryBuilder) -> None:
     h.declare("c", placement={"nodeSelector": {"disk": "ssd"}})
     (a,) = h.spawn(0, workload="c")
     h.bind(a, "n2")
 
 
-@violates("hard_constraints_hold_at_the_bind")
+@violates("hard_constraints_hold_at_bind")
 def bind_to_unready_node(h: HistoryBuilder) -> None:
     h.mark("suspect", "n1")
     (a,) = h.spawn(0)
     h.bind(a)
 
 
-@violates("hard_constraints_hold_at_the_bind")
+@violates("hard_constraints_hold_at_bind")
 def bind_against_policy(h: HistoryBuilder) -> None:
     h.commit({"policyrevision/1": policy(1, allow={"zones": ["b"]})}, [h.entry("apply", "policy/p", "operator")])
     (a,) = h.spawn(0)
     h.bind(a, policy=1)
 
 
-@violates("hard_constraints_hold_at_the_bind")
+@violates("hard_constraints_hold_at_bind")
 def bind_against_anti_affinity(h: HistoryBuilder) -> None:
     h.declare("c", placement={"antiAffinity": [{"labelSelector": {"app": "c"}, "topologyKey": "node"}]})
     for key in h.spawn(0, 1, workload="c"):
         h.bind(key)
 
 
-@violates("hard_constraints_hold_at_the_bind")
+@violates("hard_constraints_hold_at_bind")
 def bind_against_spread(h: HistoryBuilder) -> None:
     h.declare("c", placement={"topologySpread": [{"topologyKey": "zone"}]})
     for key in h.spawn(0, 1, workload="c"):
         h.bind(key)
 
 
-@violates("hard_constraints_hold_at_the_bind")
+@violates("hard_constraints_hold_at_bind")
 def two_daemon_replicas_on_node(h: HistoryBuilder) -> None:
     h.declare("d", type="daemon")
     for key in h.spawn(0, 1, workload="d"):
         h.bind(key)
 
 
-@violates("policy_in_force_is_recorded_and_alive")
+@violates("placement_policy_is_recorded_and_in_force")
 def bind_under_unknown_policy(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.bind(a, policy=3)
 
 
-@violates("policy_in_force_is_recorded_and_alive")
+@violates("placement_policy_is_recorded_and_in_force")
 def bind_after_policy_lease(h: HistoryBuilder) -> None:
     h.commit({"policyrevision/1": policy(1, h.world.now_ms)}, [h.entry("adopt", "1", "policy")])
     (a,) = h.spawn(0)
     h.bind(a, policy=1)
 
 
-@violates("nothing_fenced_is_placed_before_all_nodes_reported")
+@violates("fenced_replicas_wait_for_all_nodes_after_restore")
 def fenced_bind_before_all_nodes_reported(h: HistoryBuilder) -> None:
     h.declare("f", **FENCED)
     (a,) = h.spawn(0, workload="f")
@@ -778,7 +778,7 @@ def fenced_bind_before_all_nodes_reported(h: HistoryBuilder) -> None:
     h.bind(a)
 
 
-@violates("nothing_fenced_is_placed_before_all_nodes_reported")
+@violates("fenced_replicas_wait_for_all_nodes_after_restore")
 def bind_to_node_not_yet_reported(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.restore(h.rows, incarnation="r1-i2")
@@ -786,14 +786,14 @@ def bind_to_node_not_yet_reported(h: HistoryBuilder) -> None:
     h.bind(a)
 
 
-@violates("a_restored_scope_doubts_what_may_run")
+@violates("restore_marks_replicas_and_nodes_unknown")
 def node_health_kept_after_restore(h: HistoryBuilder) -> None:
     h.restore(h.rows, incarnation="r1-i2")
     h.take_over("a2")
     h.commit({"incarnation": "r1-i2"}, [])
 
 
-@violates("a_restored_scope_doubts_what_may_run")
+@violates("restore_marks_replicas_and_nodes_unknown")
 def replica_phase_kept_after_restore(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.run(a)
@@ -802,7 +802,7 @@ def replica_phase_kept_after_restore(h: HistoryBuilder) -> None:
     h.commit({"incarnation": "r1-i2"}, [])
 
 
-@violates("what_is_given_back_is_not_drawn")
+@violates("charged_capacity_is_not_returned")
 def returned_capacity_still_drawn(h: HistoryBuilder) -> None:
     h.grant("s")
     (a,) = h.spawn(0)
@@ -823,7 +823,7 @@ def test_reissued_grant_may_be_smaller_than_its_draws() -> None:
     assert h.found == []
 
 
-@violates("nothing_is_placed_for_what_goes")
+@violates("deleting_workloads_are_not_placed")
 def bind_for_deleted_workload(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     work = h.rows["workload/t1/w"]
@@ -837,14 +837,14 @@ def reserved(h: HistoryBuilder, key: str, victim: str, at: str = "n1") -> None:
     h.commit({victim: h.status(victim, phase="draining"), key: held}, [h.entry("reserve", key, "scheduler")])
 
 
-@violates("victims_rank_lower")
+@violates("victims_have_lower_priority")
 def victim_of_higher_priority(h: HistoryBuilder) -> None:
     a, b = h.spawn(0, 1)
     h.run(b)
     reserved(h, a, b)
 
 
-@violates("victims_rank_lower")
+@violates("victims_have_lower_priority")
 def victim_on_other_node(h: HistoryBuilder) -> None:
     a, b = h.spawn(0, 1)
     h.run(a)
@@ -866,55 +866,55 @@ def transition_on_stale_report(h: HistoryBuilder) -> None:
     h.commit({a: h.status(a, phase="starting")}, [entry])
 
 
-@violates("abandoned_is_never_done")
+@violates("abandoned_operations_are_not_applied")
 def executed_after_abandoned(h: HistoryBuilder) -> None:
     h.commit({}, [h.entry("abandon", "r1-i1.1.x", "user", code="abandoned")])
     h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i1.1.x")])
 
 
-@violates("abandoned_is_never_done")
+@violates("abandoned_operations_are_not_applied")
 def abandoned_after_executed(h: HistoryBuilder) -> None:
     h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i1.1.x")])
     h.commit({}, [h.entry("abandon", "r1-i1.1.x", "user", code="abandoned")])
 
 
-@violates("ids_are_executed_in_their_time")
+@violates("operation_ids_are_executed_within_window")
 def operation_id_of_other_incarnation(h: HistoryBuilder) -> None:
     h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i0.1.x")])
 
 
-@violates("ids_are_executed_in_their_time")
+@violates("operation_ids_are_executed_within_window")
 def operation_id_of_future_window(h: HistoryBuilder) -> None:
     h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i1.2.x")])
 
 
-@violates("ids_are_executed_in_their_time")
+@violates("operation_ids_are_executed_within_window")
 def operation_id_of_expired_window(h: HistoryBuilder) -> None:
     h.commit({"event/e": {"spec": {}}}, [h.entry("note", "e", "user", id="r1-i1.0.x")])
 
 
-@violates("draws_are_on_ones_own")
+@violates("charges_are_on_own_tenant_and_grants")
 def draw_on_quota_of_other_tenant(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.commit({"tenant/t2": tenant("t2")}, [h.entry("apply", "tenant/t2", "operator")])
     h.bind(a, grants=["tenant/t2"])
 
 
-@violates("draws_are_on_ones_own")
+@violates("charges_are_on_own_tenant_and_grants")
 def draw_on_grant_of_other_holder(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.grant("s", holder="scheduler/other")
     h.bind(a, grants=["s"])
 
 
-@violates("draws_are_on_ones_own")
+@violates("charges_are_on_own_tenant_and_grants")
 def draw_on_grant_for_other_tenant(h: HistoryBuilder) -> None:
     (a,) = h.spawn(0)
     h.grant("s", tenant="t2")
     h.bind(a, grants=["s"])
 
 
-@violates("victims_rank_lower")
+@violates("victims_have_lower_priority")
 def preemption_by_non_preempting_class(h: HistoryBuilder) -> None:
     rank = {"metadata": {"name": "calm"}, "spec": {"preempts": False}}
     h.commit({"priorityclass/calm": rank}, [h.entry("apply", "priorityclass/calm", "operator")])
@@ -924,14 +924,14 @@ def preemption_by_non_preempting_class(h: HistoryBuilder) -> None:
     reserved(h, b, a)
 
 
-@violates("accepted_entries_held_their_lease")
+@violates("accepted_operations_hold_their_lease")
 def lease_of_other_component_vacated(h: HistoryBuilder) -> None:
     row = h.rows["lease/repair"]
     nobody = {**row, "spec": {**row["spec"], "holder": ""}}
     h.commit({"lease/repair": nobody}, [h.entry("vacate", "repair", "scheduler")])
 
 
-@violates("only_what_may_go_on_begins_anew")
+@violates("only_retryable_replicas_are_requeued")
 def finished_job_requeued(h: HistoryBuilder) -> None:
     h.declare("j", type="job")
     (a,) = h.spawn(0, workload="j")
@@ -940,7 +940,7 @@ def finished_job_requeued(h: HistoryBuilder) -> None:
     h.requeue(a)
 
 
-@violates("only_what_may_go_on_begins_anew")
+@violates("only_retryable_replicas_are_requeued")
 def requeued_beyond_retries(h: HistoryBuilder) -> None:
     h.declare("j", type="job", retries=0)
     (a,) = h.spawn(0, workload="j")
@@ -950,7 +950,7 @@ def requeued_beyond_retries(h: HistoryBuilder) -> None:
     h.requeue(a)
 
 
-@violates("nothing_goes_while_something_depends_on_it")
+@violates("objects_in_use_are_not_removed")
 def priority_class_in_use_deleted(h: HistoryBuilder) -> None:
     rank = {"metadata": {"name": "calm"}, "spec": {}}
     h.commit({"priorityclass/calm": rank}, [h.entry("apply", "priorityclass/calm", "operator")])
@@ -958,14 +958,14 @@ def priority_class_in_use_deleted(h: HistoryBuilder) -> None:
     h.commit({"priorityclass/calm": None}, [h.entry("delete", "priorityclass/calm", "operator")])
 
 
-@violates("nothing_goes_while_something_depends_on_it")
+@violates("objects_in_use_are_not_removed")
 def region_with_nodes_deleted(h: HistoryBuilder) -> None:
     h.commit({"region/r1": {"metadata": {"name": "r1"}, "spec": {}}}, [h.entry("apply", "region/r1", "operator")])
     h.commit({"region/r1": None}, [h.entry("delete", "region/r1", "operator")])
 
 
 @violates("gangs_are_bound_together")
-def gang_member_bound_beside_leaving_one(h: HistoryBuilder) -> None:
+def gang_member_bound_with_draining_one(h: HistoryBuilder) -> None:
     h.declare("g", gang={"min": 2})
     a, b, c = h.spawn(0, 1, 2, workload="g")
     both = {key: h.status(key, phase="bound", node="n1", grants=["tenant/t1"]) for key in (a, b)}
@@ -982,7 +982,7 @@ def single_gang_member_bound(h: HistoryBuilder) -> None:
     h.bind(a)
 
 
-@violates("uids_are_given_once")
+@violates("uids_are_never_reused")
 def uid_used_twice(h: HistoryBuilder) -> None:
     h.commit({"replica/t1/w-0": replica("w", 0, uid="same")}, [h.entry("spawn", "w", "workloads")])
     h.commit({"replica/t1/w-1": replica("w", 1, uid="same")}, [h.entry("spawn", "w", "workloads")])
@@ -1019,7 +1019,7 @@ def released_but_still_charged(h: HistoryBuilder) -> None:
     h.move(a, "released", "agent/n1", result="ok")
 
 
-@violates("draws_are_on_living_grants")
+@violates("charges_are_on_live_grants")
 def draw_on_expired_grant(h: HistoryBuilder) -> None:
     h.grant("s", ttl="1s", status={"deadline": {"boot": "b1", "atMs": h.world.now_ms + 1_000}})
     (a,) = h.spawn(0)
@@ -1027,7 +1027,7 @@ def draw_on_expired_grant(h: HistoryBuilder) -> None:
     h.bind(a, grants=["s"])
 
 
-@violates("draws_are_on_living_grants")
+@violates("charges_are_on_live_grants")
 def draw_on_child_of_closed_grant(h: HistoryBuilder) -> None:
     h.grant("s", status={"phase": "closed"})
     h.grant("c", parent="s")
@@ -1035,7 +1035,7 @@ def draw_on_child_of_closed_grant(h: HistoryBuilder) -> None:
     h.bind(a, grants=["c"])
 
 
-@violates("replicas_rank_as_policy_allows")
+@violates("replica_priorities_stay_within_policy")
 def priority_above_policy_limit(h: HistoryBuilder) -> None:
     """The first of the two is at the limit and is not reported."""
     h.commit({"policyrevision/1": policy(1, priorityMax=1)}, [h.entry("apply", "policy/p", "operator")])
@@ -1044,7 +1044,7 @@ def priority_above_policy_limit(h: HistoryBuilder) -> None:
     h.spawn(2)
 
 
-@violates("replicas_rank_as_policy_allows")
+@violates("replica_priorities_stay_within_policy")
 def initial_replica_above_policy_limit(h: HistoryBuilder) -> None:
     h.commit({"policyrevision/1": policy(1, priorityMax=0)}, [h.entry("apply", "policy/p", "operator")])
     h.declare("x", comes_with=range(1), replicas=1)
@@ -1052,7 +1052,7 @@ def initial_replica_above_policy_limit(h: HistoryBuilder) -> None:
     h.declare("y", comes_with=range(3))
 
 
-@violates("tenants_declare_no_more_than_their_limits")
+@violates("tenant_objects_stay_within_limits")
 def workload_limit_exceeded(h: HistoryBuilder) -> None:
     h.commit({"tenant/t1": limited(h, workloads=2)}, [h.entry("apply", "tenant/t1", "operator")])
     h.declare("x")
@@ -1060,7 +1060,7 @@ def workload_limit_exceeded(h: HistoryBuilder) -> None:
     h.declare("y")
 
 
-@violates("tenants_declare_no_more_than_their_limits")
+@violates("tenant_objects_stay_within_limits")
 def replica_limit_exceeded(h: HistoryBuilder) -> None:
     """A workload already above a limit may stay, and shrink."""
     h.commit({"tenant/t1": limited(h, replicas=2)}, [h.entry("apply", "tenant/t1", "operator")])
@@ -1109,7 +1109,7 @@ def test_first_violation_calls_back_and_later_ones_are_kept() -> None:
     h.world.judge.on_violation = lambda violation: called.append(violation.check)
     surplus_replica(h)
     bind_after_policy_lease(h)
-    assert called == ["no_more_replicas_than_desired"] and len(h.world.judge.violations) > 1
+    assert called == ["replicas_stay_within_desired_and_surge"] and len(h.world.judge.violations) > 1
 
 
 def test_object_story_lists_commits_and_processes() -> None:

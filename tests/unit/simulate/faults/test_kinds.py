@@ -203,11 +203,11 @@ def recorded_harm(trials: list[Trial], plan: tuple[Injection, ...]) -> list[tupl
 
 
 def test_removing_one_fault_changes_no_other_victim(trials: list[Trial]) -> None:
-    whole = recorded_harm(trials, PLAN)
-    assert {second for second, _ in whole} == {int(one.at_s) for one in PLAN}
+    full_plan_harm = recorded_harm(trials, PLAN)
+    assert {second for second, _ in full_plan_harm} == {int(one.at_s) for one in PLAN}
     for left_out in PLAN:
         remaining = recorded_harm(trials, tuple(one for one in PLAN if one is not left_out))
-        assert remaining == [line for line in whole if line[0] != int(left_out.at_s)]
+        assert remaining == [line for line in full_plan_harm if line[0] != int(left_out.at_s)]
 
 
 @pytest.mark.parametrize("kind", ["kill-agent", "kill-server", "freeze"])

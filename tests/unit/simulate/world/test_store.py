@@ -63,12 +63,12 @@ class StoreScene:
 
     def do(self, work: Coroutine[Any, Any, T], name: str = "anna") -> T:
         """Run to the end; raise what it raises."""
-        said: list[T] = []
+        results: list[T] = []
         failed: list[BaseException] = []
 
         async def main() -> None:
             try:
-                said.append(await work)
+                results.append(await work)
             except Exception as error:  # noqa: BLE001 - it is told to the test
                 failed.append(error)
             self.loop.stop()
@@ -78,7 +78,7 @@ class StoreScene:
         assert not self.loop.failures, self.loop.failures
         if failed:
             raise failed[0]
-        return said[0]
+        return results[0]
 
     def run(self, for_s: float) -> None:
         self.loop.run(self.loop.time() + for_s)

@@ -28,8 +28,8 @@ def archive(data: bytes = DATA) -> bytes:
     return archive_head(one) + data + archive_tail(one)
 
 
-def write_archive(tmp_path: Path, whole: bytes) -> tuple[Path, Path]:
-    (tmp_path / "backup.tar").write_bytes(whole)
+def write_archive(tmp_path: Path, archive_bytes: bytes) -> tuple[Path, Path]:
+    (tmp_path / "backup.tar").write_bytes(archive_bytes)
     return tmp_path / "backup.tar", tmp_path / "out"
 
 
@@ -54,9 +54,9 @@ def test_truncated_archive_is_refused_and_leaves_nothing(tmp_path: Path, cut: in
 
 @pytest.mark.parametrize("at", [3, 600, 700, 1_030, 5_000, 100_000])
 def test_changed_byte_is_detected(tmp_path: Path, at: int) -> None:
-    whole = bytearray(archive())
-    whole[at] ^= 0x20
-    file, into = write_archive(tmp_path, bytes(whole))
+    archive_bytes = bytearray(archive())
+    archive_bytes[at] ^= 0x20
+    file, into = write_archive(tmp_path, bytes(archive_bytes))
     with pytest.raises((Corrupt, NewerSchema)):
         extract_backup(file, into)
     assert not into.exists()

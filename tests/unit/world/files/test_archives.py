@@ -281,8 +281,8 @@ def test_unreadable_archive_is_reported(tmp_path: Path, content: bytes, message:
 
 
 def test_truncated_archive_is_refused(tmp_path: Path) -> None:
-    whole = tar(tmp_path / "a", ("x", os.urandom(100_000)), mode="w:xz").read_bytes()
-    (tmp_path / "b").write_bytes(whole[: len(whole) // 2])
+    complete = tar(tmp_path / "a", ("x", os.urandom(100_000)), mode="w:xz").read_bytes()
+    (tmp_path / "b").write_bytes(complete[: len(complete) // 2])
     with pytest.raises(NotUnpacked):
         unpack(tmp_path / "b", tmp_path / "room")
 

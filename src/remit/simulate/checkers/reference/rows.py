@@ -27,8 +27,8 @@ RESTORE_MARKER: Final = "incarnation"
 
 _BYTES = ("memory", "storage", "ephemeral-storage")
 _UNITS = {"m": Decimal("0.001"), "": Decimal(1)}
-_UNITS |= {letter: Decimal(1000**power) for power, letter in enumerate("kMGTPE", start=1)}
-_UNITS |= {letter + "i": Decimal(1024**power) for power, letter in enumerate("KMGTPE", start=1)}
+_UNITS |= {char: Decimal(1000**power) for power, char in enumerate("kMGTPE", start=1)}
+_UNITS |= {char + "i": Decimal(1024**power) for power, char in enumerate("KMGTPE", start=1)}
 _MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 
 _decode: Callable[[bytes], Json] = msgspec.json.Decoder().decode
@@ -60,14 +60,14 @@ def amount(written: Mapping[str, Any] | None) -> Amounts:
 @lru_cache(maxsize=4_096)
 def milliseconds(text: str) -> int:
     total, digits, unit = 0.0, "", ""
-    for letter in text + " ":
-        if letter.isdigit() or letter in ". ":
+    for char in text + " ":
+        if char.isdigit() or char in ". ":
             if unit:
                 total += float(digits) * _MS[unit]
                 digits, unit = "", ""
-            digits += letter
+            digits += char
         else:
-            unit += letter
+            unit += char
     return round(total)
 
 
