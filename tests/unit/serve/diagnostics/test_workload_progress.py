@@ -10,7 +10,8 @@ from typing import TypeVar
 import pytest
 from msgspec.structs import replace
 
-from remit.model.claims import Bind, Move, RecordDecision, Role
+from remit.model.claims import Bind, Move, RecordDecision
+from remit.model.roles import Role
 from remit.model.metadata import RecordMetadata
 from remit.model.records import Decision, DecisionSpec, Replica
 from remit.model.wire.api_types import WorkloadLimit, WorkloadProgressItem
