@@ -146,7 +146,7 @@ def test_describe_has_all_sections(scope: Scope) -> None:
         "\nExplanation\n",
         "unblocks:",
         "\nEvents\n",
-        "Normal   Bind",
+        "  Bind  ",
     ):
         assert part in text, part
     assert "6 of 8 requested" in scope.output("describe", "node/n1")
