@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from remit.model.claims import Bind, Move, RecordDecision
-from remit.model.roles import Role
 from remit.model.metadata import RecordMetadata
 from remit.model.records import Decision, DecisionSpec, Replica
+from remit.model.roles import Role
 from remit.model.wire.api_types import WorkloadLimit, WorkloadProgressItem
 from remit.serve.diagnostics import workload_progress
 from remit.serve.diagnostics.workload_progress import WorkloadProgressReader
