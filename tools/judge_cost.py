@@ -1,7 +1,7 @@
-"""What does the simulator's judge cost a commit? Measured over a busy scope: 100 nodes, 300 replicas, 30 grants.
+"""Measures the CPU time that the simulator's judge adds to a commit, in a scope of 100 nodes, 300 replicas and 30 grants.
 
-The simulator's whole budget is about a millisecond a commit; the judge should stay well below 0.3 of it. Recounts from scratch,
-every 200th commit, are in the mean.
+The simulator has about one millisecond for a commit, and the judge should use well below 0.3 of it. The mean includes the
+recounts from scratch at every 200th commit.
 """
 
 from __future__ import annotations

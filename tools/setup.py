@@ -1,4 +1,4 @@
-"""Is the environment what pyproject.toml and constraints.txt ask for? If not, make it so. Runs on the bare interpreter."""
+"""Creates or updates .venv with the versions of constraints.txt; does nothing if it is up to date. Needs no packages."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Does it still hold after minutes of fresh seeds? First real processes are killed and stopped, then come simulated hours on
-two processes, then two lanes side by side.
+"""Searches for violations for minutes with fresh seeds: chaos on real processes, then simulated hours on two processes, then
+two lanes of crash and state machine tests side by side.
 
-The chaos is a server, a scheduler, controllers and agents under load, for half of the time and five minutes at most; it comes
-on top of the time asked for. Its jobs write down their own lives, and are judged by that.
+The chaos kills and stops a server, a scheduler, controllers and agents under load, for half of the given time but at most five
+minutes, which are added to it. Its jobs record their own starts and ends, and are judged by these records.
 
-The lanes are writers killed mid-write, and state machines; each starts one run after another until the time is over, and a
-lane's run is a child process with a seed of its own. All seeds follow from the first one, which is printed. A violation is
-printed with the one command that replays it; what broke in the simulator is shrunk first, and saved.
+One lane kills writers in the middle of a write, the other runs state machines. Each starts one run after another until the
+time is over; every run is a child process with its own seed. All seeds derive from the first one, which is printed. A violation
+is printed with the command that replays it; a violation in the simulator is shrunk and saved first.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ def one_replica_is_never_spawned(patch: pytest.MonkeyPatch) -> None:
 
 @bug(20, 21, scenario="recovery", expects=("desired_state_is_reached",))
 def failed_jobs_are_not_retried(patch: pytest.MonkeyPatch) -> None:
-    """A failed job is not retried, whatever attempts it has left."""
+    """A failed job is not retried, even if it has attempts left."""
     patch.setattr(RepairController, "_requeue", lambda self, kept, times: iter(()))
 
 

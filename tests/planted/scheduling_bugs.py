@@ -52,7 +52,7 @@ CLAIM_CHECK = "claims_fit_seen_state"
 
 @bug(3, scenario="stale-views", seed=2, expects=(*VIEW_CHECKS, "processes_do_not_end_by_themselves"))
 def an_assumption_is_never_dropped(patch: pytest.MonkeyPatch) -> None:
-    """A scheduler assumes its claims bound, whatever the verdict."""
+    """A scheduler assumes that its claims are bound, also after a refusal."""
     patch.setattr(Holds, "forget", lambda self, slot: False)
     patch.setattr(Holds, "expire_assumed", lambda self, now_ms: [])
 

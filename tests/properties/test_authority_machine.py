@@ -425,7 +425,7 @@ class FaultyScopeMachine(RuleBasedStateMachine):
         self.backup = self.do(self._backup())
 
     async def _backup(self) -> tuple[MemoryBackup, int, set[str]]:
-        # What was committed by now is in the backup, even if its answer was lost and is requested again later.
+        # The backup contains all commits so far, also those whose answer was lost and is requested again later.
         return await self.r.store.inner.backup(), self.r.row("head")["sequence"], set(self.r.checker.outcomes)
 
     @precondition(lambda self: self.backup is not None)

@@ -1,4 +1,4 @@
-"""Property: a scheduler loses no replica, repeats no claim blindly, and converges, whatever happens meanwhile.
+"""Property: a scheduler loses no replica, repeats no claim blindly, and converges after any events.
 
 A cycle runs against a real authority. Between its steps other actors declare, bind, remove and change objects; answers come
 late, out of order, or never; its lease term ends. At rest an oracle that shares nothing with the law determines what should
@@ -392,7 +392,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         return bool(self.scheduler.cycle.override_filter.effects.overrides)
 
     def _all_is_right(self, *, later: bool) -> None:
-        """What fits is bound at once. After a minute every reason is current, and possible preemptions are done."""
+        """A replica that fits is bound at once. After a minute every reason is current, and possible preemptions are done."""
         scene, places = self._scene()
         for key in self.replicas("pending", "reserved"):
             self._is_right(key, scene, places, later)

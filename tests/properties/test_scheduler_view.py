@@ -1,4 +1,4 @@
-"""Property: the sums of a scheduler's view equal the authority's books, whatever was committed and in whatever events.
+"""Property: the sums of a scheduler's view equal the authority's books, after any commits, in any split into events.
 
 The machine of test_authority_machine.py commits; a view follows it by single events, by folded events, and by lists with or
 without earlier state. After every step it has the rows of the store and the sums of the books.

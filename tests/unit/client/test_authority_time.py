@@ -1,4 +1,4 @@
-"""An observer's estimate of the authority's clock is never early, whatever the network delay."""
+"""An observer's estimate of the authority's clock is never early, at any network delay."""
 
 from __future__ import annotations
 

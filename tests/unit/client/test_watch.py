@@ -1,4 +1,4 @@
-"""Watches of the SDK: every change is delivered once, whatever fails."""
+"""Watches of the SDK: every change is delivered once, also after failures."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def check_schema_and_columns() -> None:
 
 @http_test
 async def check_api(api: Api) -> None:
-    """The objects come in the order of references, whatever order they are sent in."""
+    """The objects are applied in the order of their references, in any order of sending."""
     applied = await api.must("POST", "/v1/apply", [EXAMPLE, REGION])
     assert [result["action"] for result in applied["results"]] == ["created", "created"]
     assert (await api.must("GET", PATH))["spec"] == EXAMPLE["spec"]
