@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 from remit.model.problems import Path, Problems, quoted
@@ -39,6 +40,11 @@ TYPE_NAMES: dict[ValueType, str] = {
 }
 
 
+_NO_FIELDS: Final[Any] = MappingProxyType({})
+_NO_ITEMS: Final[Any] = ()
+"""Shared by all scalars, because most values are scalars and empty containers cost as much as the rest of a node."""
+
+
 class DocumentNode:
     """One value with its position. `text` is a scalar exactly as it was written, so that no digit of a number is lost.
 
@@ -54,8 +60,8 @@ class DocumentNode:
         self.position = position
         self.scalar = scalar
         self.text = text
-        self.fields: dict[str, MappingEntry] = {}
-        self.items: list[DocumentNode] = []
+        self.fields: dict[str, MappingEntry] = {} if type_ == "mapping" else _NO_FIELDS
+        self.items: list[DocumentNode] = [] if type_ == "list" else _NO_ITEMS
         self.size = 1
         self.height = 1
 
@@ -111,14 +117,15 @@ def to_document(value: Any) -> DocumentNode:
     """Returns plain values as a document without positions. The types of manifests bound the recursion."""
     scalar_type = _SCALAR_TYPES.get(type(value))
     if scalar_type is not None:
-        return DocumentNode(scalar_type, NO_POSITION, value, str(value))
+        return DocumentNode(scalar_type, NO_POSITION, value, value if scalar_type == "string" else str(value))
     if isinstance(value, dict):
         node = DocumentNode("mapping", NO_POSITION)
-        fields = node.fields
+        fields, size = node.fields, 1
         for key, part in value.items():
             below = to_document(part)
             fields[key] = MappingEntry(NO_POSITION, below)
-            node.size += below.size
+            size += below.size
+        node.size = size
         return node
     node = DocumentNode("list", NO_POSITION)
     node.items = [to_document(part) for part in value]

@@ -7,6 +7,7 @@ the event loop. The rules are in law/workload_rules.py.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import islice
@@ -49,41 +50,41 @@ class ReplicaCounter:
     """Counts the replicas of each workload by phase. Satisfies `observation.watch_cache.CacheListener`."""
 
     def __init__(self, watch_cache: WatchCache) -> None:
-        self._phases: dict[tuple[str, str], dict[Phase, int]] = {}
-        self._completed: dict[tuple[str, str], int] = {}
+        self._phases: defaultdict[tuple[str, str], dict[Phase, int]] = defaultdict(dict)
+        self._completed: defaultdict[tuple[str, str], int] = defaultdict(int)
         for key, row in watch_cache.of_kind("replica/"):
             self.on_change(key, None, row.obj)
         watch_cache.subscribe(self)
 
     def on_change(self, key: str, old: Any, new: Any) -> None:
-        if isinstance(old, Replica):
+        if type(old) is Replica:
             self._add(old, -1)
-        if isinstance(new, Replica):
+        if type(new) is Replica:
             self._add(new, 1)
+        elif type(old) is Replica:
+            self._drop_if_empty((old.metadata.tenant, old.spec.workload))
 
     def on_commit(self) -> None:
         pass
 
     def _add(self, replica: Replica, number: int) -> None:
-        workload = replica.metadata.tenant, replica.spec.workload
-        phases = self._phases.setdefault(workload, {})
-        _add_to(phases, replica.status.phase, number)
-        if not phases:
+        """Runs for every change of a replica, so it only adds: phases without replicas are left out when counts are read."""
+        workload, status = (replica.metadata.tenant, replica.spec.workload), replica.status
+        phases = self._phases[workload]
+        phases[status.phase] = phases.get(status.phase, 0) + number
+        if status.result and has_completed(replica):
+            self._completed[workload] += number
+
+    def _drop_if_empty(self, workload: tuple[str, str]) -> None:
+        """Forget a workload without replicas, because names come and go for as long as a scope lives."""
+        if not any(self._phases[workload].values()):
             del self._phases[workload]
-        if has_completed(replica):
-            _add_to(self._completed, workload, number)
+            self._completed.pop(workload, None)
 
     def counts_of(self, tenant: str, workload: str) -> ReplicaCounts:
         phases = self._phases.get((tenant, workload), {})
-        return ReplicaCounts(dict(phases), self._completed.get((tenant, workload), 0))
-
-
-def _add_to(counts: dict[Any, int], entry: Any, number: int) -> None:
-    count = counts.get(entry, 0) + number
-    if count:
-        counts[entry] = count
-    else:
-        counts.pop(entry, None)
+        present = {phase: count for phase, count in phases.items() if count}
+        return ReplicaCounts(present, self._completed.get((tenant, workload), 0))
 
 
 class _WorkloadState(NamedTuple):
