@@ -20,16 +20,17 @@ from functools import cache
 from typing import Any, Final, Literal, NoReturn, cast
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Raw, Struct, field
 
 from remit.model import objects
+from remit.model.constraints import RESERVED_PREFIX
 from remit.model.kinds import Workload, WorkloadSpec
 from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.decoded_checks import DecodedCheck, struct_check
 from remit.model.manifests.documents import JSON_BYTES_MAX, JSON_NODES_MAX, contains_control_character, to_document
 from remit.model.manifests.field_rules import FieldRules
 from remit.model.manifests.type_checks import TypeChecker
-from remit.model.metadata import Metadata
+from remit.model.metadata import Metadata, Name, UserLabels
 from remit.model.problems import Problems
 
 VALID_SPECS_MAX: Final = 4_096
@@ -56,12 +57,20 @@ valid_specs: Final = ValidSpecs()
 
 
 class _Manifest(Struct, forbid_unknown_fields=True, rename="camel", gc=False):
-    """A manifest with its spec left undecoded."""
+    """A manifest with metadata and spec left undecoded."""
 
     api_version: Literal["remit/v1"]
     kind: str
-    metadata: dict[str, Any]
+    metadata: Raw
     spec: Raw
+
+
+class _PlainMetadata(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+    """The metadata of most workloads. Of these fields, the decoder checks everything but reserved names of labels."""
+
+    name: Name
+    tenant: Name
+    labels: UserLabels = field(default_factory=dict)
 
 
 def _reject_fraction(text: str) -> NoReturn:
@@ -70,9 +79,11 @@ def _reject_fraction(text: str) -> NoReturn:
 
 _manifest_decoder: Final = msgspec.json.Decoder(_Manifest, float_hook=_reject_fraction)
 _plain_decoder: Final = msgspec.json.Decoder(float_hook=_reject_fraction)
+_plain_metadata_decoder: Final = msgspec.json.Decoder(_PlainMetadata)
 _encode: Final = msgspec.json.Encoder().encode
 _ESCAPE_LEFT_TO_READER: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])").search
 """NUL, and halves of surrogate pairs."""
+_RESERVED: Final = RESERVED_PREFIX.encode()
 _ESCAPED_COLON: Final = re.compile(rb"\\u003[aA]").search
 
 
@@ -93,23 +104,38 @@ def decode_manifest(body: bytes) -> AnyObject | None:
         if contains_control_character(body):
             return None
         manifest = _manifest_decoder.decode(body)
-        kind, spec = manifest.kind, bytes(manifest.spec)
-        if kind not in objects.DECLARED or not has_unique_keys(body, manifest):
+        if not has_unique_keys(body, manifest):
             return None
-        known = valid_specs.get(spec) if kind == "Workload" else None
-        if known is None:
-            return _decode_with_spec(manifest, spec)
-        obj = Workload(api_version=manifest.api_version, metadata=msgspec.convert(manifest.metadata, Metadata), spec=known)
+        spec = bytes(manifest.spec)
+        known = valid_specs.get(spec) if manifest.kind == "Workload" else None
+        workload = None if known is None else _with_known_spec(manifest, known)
+        return _decode_in_full(manifest, spec) if workload is None else workload
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    return obj if _is_valid({"metadata": manifest.metadata}, kind) else None
 
 
-def _decode_with_spec(manifest: _Manifest, spec: bytes) -> AnyObject | None:
-    kind, plain_spec = manifest.kind, _plain_decoder.decode(spec)
-    if not has_unique_keys(spec, plain_spec):
+def _with_known_spec(manifest: _Manifest, spec: WorkloadSpec) -> Workload | None:
+    """Returns the workload of a manifest with plain metadata and a known spec; None if the metadata is not plain."""
+    metadata = bytes(manifest.metadata)
+    if _RESERVED in metadata or b"\\" in metadata:
         return None
-    plain = {"apiVersion": manifest.api_version, "kind": kind, "metadata": manifest.metadata, "spec": plain_spec}
+    try:
+        plain = _plain_metadata_decoder.decode(metadata)
+    except msgspec.MsgspecError:
+        return None
+    if not has_unique_keys(metadata, plain):
+        return None
+    meta = Metadata(name=plain.name, tenant=plain.tenant, labels=plain.labels)
+    # The decoded `api_version` is passed on because the encoder leaves out only the default object itself, not an equal string.
+    return Workload(api_version=manifest.api_version, metadata=meta, spec=spec)
+
+
+def _decode_in_full(manifest: _Manifest, spec: bytes) -> AnyObject | None:
+    kind, metadata = manifest.kind, bytes(manifest.metadata)
+    plain_metadata, plain_spec = _plain_decoder.decode(metadata), _plain_decoder.decode(spec)
+    if kind not in objects.DECLARED or not has_unique_keys(metadata, plain_metadata) or not has_unique_keys(spec, plain_spec):
+        return None
+    plain = {"apiVersion": manifest.api_version, "kind": kind, "metadata": plain_metadata, "spec": plain_spec}
     obj = cast(AnyObject, msgspec.convert(plain, objects.KINDS[kind], dec_hook=objects.dec_hook))
     if not _is_valid(plain, kind):
         return None
