@@ -338,6 +338,15 @@ def test_decoder_rejects_what_a_json_decoder_would_accept(text: str) -> None:
     assert decode_manifest(f"{{{HEAD},{META},{SPEC}}}".encode()) is not None, "the unchanged form is valid"
 
 
+@pytest.mark.parametrize("sign", ["\x7f", "\x85", "\u2028", "\ufeff"])
+def test_control_character_is_refused_although_a_spec_with_its_escape_is_known(sign: str) -> None:
+    escaped = msgspec.json.encode(_job(["run"])).replace(b"run", f"r\\u{ord(sign):04x}n".encode())
+    for _ in range(2):
+        assert validate_manifest(escaped).spec.template.command == (f"r{sign}n",)
+        with pytest.raises(ApiProblem):
+            validate_manifest(msgspec.json.encode(_job([f"r{sign}n"])))
+
+
 def _job(command: list[str]) -> dict[str, Any]:
     meta, spec = {"name": "a", "tenant": "t"}, {"type": "job", "template": {"command": command}}
     return {"apiVersion": "remit/v1", "kind": "Workload", "metadata": meta, "spec": spec}

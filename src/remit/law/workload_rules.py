@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from remit.model.kinds import Disruption, Rollout, Workload, WorkloadSpec
 from remit.model.metadata import Condition
-from remit.model.records import DecisionSpec, GenerationSpec, Phase, Replica
+from remit.model.records import DecisionSpec, GenerationSpec, Phase
 from remit.model.resources import Duration
 
 P = Phase
@@ -220,9 +220,14 @@ def missing_replicas(workload: Workload, counts: Mapping[Phase, int]) -> int:
     return 0 if _ended(workload) is not None else max(0, min(desired_replicas(workload, 0) - created, spec.replicas - existing))
 
 
-def has_completed(replica: Replica) -> bool:
-    """Whether a replica has ended well."""
-    return replica.status.result == "ok" and replica.status.phase in (P.FINISHED, P.RELEASED)
+def count_replicas(replicas: Iterable[tuple[Phase, str]]) -> ReplicaCounts:
+    """Counts replicas, given by phase and result."""
+    phases, completed = dict[Phase, int](), 0
+    for (phase, result), count in Counter(replicas).items():
+        phases[phase] = phases.get(phase, 0) + count
+        if result == "ok" and phase in (P.FINISHED, P.RELEASED):
+            completed += count
+    return ReplicaCounts(phases, completed)
 
 
 def limiting_factor(workload: Workload, counts: Mapping[Phase, int], pending: Limit | None) -> Limit:

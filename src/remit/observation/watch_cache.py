@@ -28,6 +28,10 @@ _IGNORED_PREFIXES: Final = ("batch/", *(f"{definition.prefix}/" for definition i
 _UNDECODED_PREFIX: Final = "generation/"
 """Generations come with every workload and are looked up rather than followed, so listeners get the undecoded `CachedRow`."""
 
+PhaseAndResult = tuple[Phase, str]
+_WITHOUT_RESULT: Final[dict[Phase, PhaseAndResult]] = {phase: (phase, "") for phase in Phase}
+"""Shared by all replicas that have not ended."""
+
 
 class CachedRow(Struct, gc=False):
     """One row; replaced by a new instance when its value changes. All indexes share the string object `key`, to save memory.
@@ -66,7 +70,8 @@ class WatchCache(WatchPosition):
         self.rows: dict[str, CachedRow] = {}
         self.by_phase: dict[Phase, dict[str, None]] = {phase: {} for phase in Phase}
         self.by_node: dict[str, dict[str, None]] = {}
-        self.by_workload: dict[tuple[str, str], dict[str, None]] = {}
+        self.by_workload: dict[tuple[str, str], dict[str, PhaseAndResult]] = {}
+        """Phase and result of each replica, so that replicas can be counted without decoding their rows."""
         self._by_kind: dict[str, dict[str, CachedRow]] = {}
         """Rows of every kind except replicas, which have their own indexes."""
         self.changes = 0
@@ -199,9 +204,11 @@ class WatchCache(WatchPosition):
         if not isinstance(obj, Replica):
             self._by_kind.setdefault(row.key.partition("/")[0], {})[row.key] = row
             return
-        self.by_phase[obj.status.phase][row.key] = None
-        self.by_node.setdefault(obj.status.node, {})[row.key] = None
-        self.by_workload.setdefault((obj.metadata.tenant, obj.spec.workload), {})[row.key] = None
+        status = obj.status
+        self.by_phase[status.phase][row.key] = None
+        self.by_node.setdefault(status.node, {})[row.key] = None
+        entry = (status.phase, status.result) if status.result else _WITHOUT_RESULT[status.phase]
+        self.by_workload.setdefault((obj.metadata.tenant, obj.spec.workload), {})[row.key] = entry
 
     def _unindex(self, key: str, obj: Any) -> None:
         if not isinstance(obj, Replica):
@@ -218,7 +225,7 @@ def _node_of(key: str, obj: Any) -> str:
     return key.removeprefix("node/") if key.startswith("node/") else ""
 
 
-def _remove_from_index(index: dict[Any, dict[str, None]], entry: Any, key: str) -> None:
+def _remove_from_index(index: dict[Any, dict[str, Any]], entry: Any, key: str) -> None:
     """Remove a key from an index. Empty entries are deleted, because names come and go for as long as a scope lives."""
     keys = index.get(entry)
     if keys is not None:

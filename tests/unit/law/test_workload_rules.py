@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from remit.law.workload_rules import (
     PendingReasons,
     ReplicaCounts,
     WorkloadProgress,
-    has_completed,
+    count_replicas,
     pending_limit,
     pending_reason,
     pending_reasons,
@@ -58,7 +57,7 @@ def decision(revision: int, reason: str, replicas: dict[str, str], **fields: Any
 
 def summarize(declared: Workload, members: Sequence[Replica], reasons: PendingReasons = NO_REASONS) -> WorkloadProgress:
     """The progress as the server computes it from rows."""
-    counts = ReplicaCounts(Counter(one.status.phase for one in members), sum(map(has_completed, members)))
+    counts = count_replicas((one.status.phase, one.status.result) for one in members)
     pending = [one.metadata for one in members if one.status.phase is P.PENDING]
     known = [pending_reason(meta.tenant, meta.name, meta.revision, reasons) for meta in pending]
     limit = pending_limit([reason for reason in known if reason is not None]) if pending else None

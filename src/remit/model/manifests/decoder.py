@@ -39,7 +39,10 @@ SPEC_BYTES_MAX: Final = 8 << 10
 
 
 class ValidSpecs:
-    """Valid specs of workloads by their bytes: as they were sent, and as they are encoded. Emptied when it is full."""
+    """Valid specs of workloads by their bytes: as they were sent, and as they are encoded. Emptied when it is full.
+
+    Bytes with control characters are left out: escaped, some are valid in a manifest in which they are not valid as they are.
+    """
 
     def __init__(self) -> None:
         self._specs: dict[bytes, WorkloadSpec] = {}
@@ -49,7 +52,7 @@ class ValidSpecs:
         if len(self._specs) >= VALID_SPECS_MAX:
             self._specs.clear()
         for encoded in (sent, objects.encode_spec(spec)):
-            if encoded and len(encoded) <= SPEC_BYTES_MAX:
+            if encoded and len(encoded) <= SPEC_BYTES_MAX and not contains_control_character(encoded):
                 self._specs[encoded] = spec
 
 
@@ -57,20 +60,27 @@ valid_specs: Final = ValidSpecs()
 
 
 class _Manifest(Struct, forbid_unknown_fields=True, rename="camel", gc=False):
-    """A manifest with metadata and spec left undecoded."""
+    """A manifest with its spec left undecoded."""
 
     api_version: Literal["remit/v1"]
     kind: str
-    metadata: Raw
+    metadata: dict[str, Any]
     spec: Raw
 
 
 class _PlainMetadata(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
-    """The metadata of most workloads. Of these fields, the decoder checks everything but reserved names of labels."""
+    """The metadata of most workloads. The decoder checks all rules of these fields except the reserved prefix of labels."""
 
     name: Name
     tenant: Name
     labels: UserLabels = field(default_factory=dict)
+
+
+class _PlainWorkload(Struct, forbid_unknown_fields=True, rename="camel", gc=False):
+    api_version: Literal["remit/v1"]
+    kind: Literal["Workload"]
+    metadata: _PlainMetadata
+    spec: Raw
 
 
 def _reject_fraction(text: str) -> NoReturn:
@@ -79,11 +89,10 @@ def _reject_fraction(text: str) -> NoReturn:
 
 _manifest_decoder: Final = msgspec.json.Decoder(_Manifest, float_hook=_reject_fraction)
 _plain_decoder: Final = msgspec.json.Decoder(float_hook=_reject_fraction)
-_plain_metadata_decoder: Final = msgspec.json.Decoder(_PlainMetadata)
+_plain_workload_decoder: Final = msgspec.json.Decoder(_PlainWorkload)
 _encode: Final = msgspec.json.Encoder().encode
 _ESCAPE_LEFT_TO_READER: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])").search
 """NUL, and halves of surrogate pairs."""
-_RESERVED: Final = RESERVED_PREFIX.encode()
 _ESCAPED_COLON: Final = re.compile(rb"\\u003[aA]").search
 
 
@@ -100,42 +109,46 @@ def decode_manifest(body: bytes) -> AnyObject | None:
     """Returns the object of one manifest; None if it is invalid or of a form that is left to the reader."""
     if len(body) > JSON_BYTES_MAX or (b"\\u" in body and _ESCAPE_LEFT_TO_READER(body) is not None):
         return None
+    known = _decode_known_spec(body)
+    if known is not None:
+        return known
     try:
         if contains_control_character(body):
             return None
         manifest = _manifest_decoder.decode(body)
-        if not has_unique_keys(body, manifest):
-            return None
-        spec = bytes(manifest.spec)
-        known = valid_specs.get(spec) if manifest.kind == "Workload" else None
-        workload = None if known is None else _with_known_spec(manifest, known)
-        return _decode_in_full(manifest, spec) if workload is None else workload
+        return _decode_in_full(manifest) if has_unique_keys(body, manifest) else None
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
-def _with_known_spec(manifest: _Manifest, spec: WorkloadSpec) -> Workload | None:
-    """Returns the workload of a manifest with plain metadata and a known spec; None if the metadata is not plain."""
-    metadata = bytes(manifest.metadata)
-    if _RESERVED in metadata or b"\\" in metadata:
-        return None
+def _decode_known_spec(body: bytes) -> Workload | None:
+    """Returns a workload whose metadata is plain and whose spec is cached. None is for all others, valid or not.
+
+    Control characters need no check: neither metadata nor cached specs can contain any, and outside of texts the decoder
+    rejects them.
+    """
     try:
-        plain = _plain_metadata_decoder.decode(metadata)
-    except msgspec.MsgspecError:
+        plain = _plain_workload_decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    if not has_unique_keys(metadata, plain):
+    spec = valid_specs.get(bytes(plain.spec))
+    if spec is None or not has_unique_keys(body, plain):
         return None
-    meta = Metadata(name=plain.name, tenant=plain.tenant, labels=plain.labels)
+    metadata = plain.metadata
+    for label in metadata.labels:
+        if label.startswith(RESERVED_PREFIX):
+            return None
     # The decoded `api_version` is passed on because the encoder leaves out only the default object itself, not an equal string.
-    return Workload(api_version=manifest.api_version, metadata=meta, spec=spec)
+    meta = Metadata(name=metadata.name, tenant=metadata.tenant, labels=metadata.labels)
+    return Workload(api_version=plain.api_version, metadata=meta, spec=spec)
 
 
-def _decode_in_full(manifest: _Manifest, spec: bytes) -> AnyObject | None:
-    kind, metadata = manifest.kind, bytes(manifest.metadata)
-    plain_metadata, plain_spec = _plain_decoder.decode(metadata), _plain_decoder.decode(spec)
-    if kind not in objects.DECLARED or not has_unique_keys(metadata, plain_metadata) or not has_unique_keys(spec, plain_spec):
+def _decode_in_full(manifest: _Manifest) -> AnyObject | None:
+    kind, spec = manifest.kind, bytes(manifest.spec)
+    plain_spec = _plain_decoder.decode(spec)
+    if kind not in objects.DECLARED or not has_unique_keys(spec, plain_spec):
         return None
-    plain = {"apiVersion": manifest.api_version, "kind": kind, "metadata": plain_metadata, "spec": plain_spec}
+    plain = {"apiVersion": manifest.api_version, "kind": kind, "metadata": manifest.metadata, "spec": plain_spec}
     obj = cast(AnyObject, msgspec.convert(plain, objects.KINDS[kind], dec_hook=objects.dec_hook))
     if not _is_valid(plain, kind):
         return None

@@ -1,24 +1,23 @@
 """Progress of workloads, computed from the watch cache when it is read.
 
-Replicas are counted by phase as they change, so that a page of large workloads does not decode every replica. Only workloads
-that are held up need a look at some of their replicas, and only pending ones need recorded decisions. Rows are decoded off
-the event loop. The rules are in law/workload_rules.py.
+Replicas are counted from an index of the cache, so that a page of large workloads does not decode every replica. Only
+workloads that are held up need a look at some of their replicas, and only pending ones need recorded decisions. Rows are
+decoded off the event loop. The rules are in law/workload_rules.py.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
 from itertools import islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from remit.law.workload_rules import (
     Limit,
     PendingReason,
     PendingReasons,
     ReplicaCounts,
-    has_completed,
+    count_replicas,
     pending_limit,
     pending_reason,
     pending_reasons,
@@ -28,9 +27,9 @@ from remit.law.workload_rules import (
 from remit.model.kinds import Workload
 from remit.model.objects import decode
 from remit.model.problems import quoted, suggest_names
-from remit.model.records import Decision, DecisionSpec, Phase, Replica
+from remit.model.records import Decision, DecisionSpec, Phase
 from remit.model.wire.api_types import WorkloadLimit, WorkloadProgressItem
-from remit.observation.watch_cache import CachedRow, WatchCache
+from remit.observation.watch_cache import CachedRow
 from remit.serve.diagnostics.history import read_rows
 from remit.serve.diagnostics.view_snapshots import ViewSnapshots
 from remit.serve.http.replies import ApiProblem
@@ -38,53 +37,12 @@ from remit.store.protocol import Row
 from remit.world.interfaces import Offload
 
 REPLICAS_MAX: Final = 20_000
-"""Replicas looked at for one page; the page ends with the workload that reaches this number. Of the pending replicas of one
+"""Replicas counted for one page; the page ends with the workload that reaches this number. Of the pending replicas of one
 workload at most as many are looked at.
 """
 
 STATED_MAX: Final = 64
 """Replicas of one workload that are decoded to find one that has a reason in its status."""
-
-
-class ReplicaCounter:
-    """Counts the replicas of each workload by phase. Satisfies `observation.watch_cache.CacheListener`."""
-
-    def __init__(self, watch_cache: WatchCache) -> None:
-        self._phases: defaultdict[tuple[str, str], dict[Phase, int]] = defaultdict(dict)
-        self._completed: defaultdict[tuple[str, str], int] = defaultdict(int)
-        for key, row in watch_cache.of_kind("replica/"):
-            self.on_change(key, None, row.obj)
-        watch_cache.subscribe(self)
-
-    def on_change(self, key: str, old: Any, new: Any) -> None:
-        if type(old) is Replica:
-            self._add(old, -1)
-        if type(new) is Replica:
-            self._add(new, 1)
-        elif type(old) is Replica:
-            self._drop_if_empty((old.metadata.tenant, old.spec.workload))
-
-    def on_commit(self) -> None:
-        pass
-
-    def _add(self, replica: Replica, number: int) -> None:
-        """Runs for every change of a replica, so it only adds: phases without replicas are left out when counts are read."""
-        workload, status = (replica.metadata.tenant, replica.spec.workload), replica.status
-        phases = self._phases[workload]
-        phases[status.phase] = phases.get(status.phase, 0) + number
-        if status.result and has_completed(replica):
-            self._completed[workload] += number
-
-    def _drop_if_empty(self, workload: tuple[str, str]) -> None:
-        """Forget a workload without replicas, because names come and go for as long as a scope lives."""
-        if not any(self._phases[workload].values()):
-            del self._phases[workload]
-            self._completed.pop(workload, None)
-
-    def counts_of(self, tenant: str, workload: str) -> ReplicaCounts:
-        phases = self._phases.get((tenant, workload), {})
-        present = {phase: count for phase, count in phases.items() if count}
-        return ReplicaCounts(present, self._completed.get((tenant, workload), 0))
 
 
 class _WorkloadState(NamedTuple):
@@ -102,7 +60,6 @@ class WorkloadProgressReader:
     def __init__(self, snapshots: ViewSnapshots, offload: Offload) -> None:
         self._snapshots, self._offload = snapshots, offload
         self._watch_cache = snapshots.watch_cache
-        self._counter = ReplicaCounter(self._watch_cache)
 
     async def read(self, tenant: str, name: str) -> WorkloadProgressItem:
         """Return the progress of one workload. Raises `ApiProblem`."""
@@ -126,8 +83,7 @@ class WorkloadProgressReader:
         keys = nsmallest(limit + 1, following)
         for key in keys[:limit]:
             states.append(self._state(self._watch_cache.rows[key]))
-            if states[-1].pending or states[-1].held_up:
-                examined += sum(states[-1].counts.phases.values())
+            examined += sum(states[-1].counts.phases.values())
             if examined >= REPLICAS_MAX:
                 break
         items = await self._items(states, f"decision/{prefix.partition('/')[2]}")
@@ -136,7 +92,7 @@ class WorkloadProgressReader:
     def _state(self, row: CachedRow) -> _WorkloadState:
         workload: Workload = row.obj
         meta = workload.metadata
-        counts = self._counter.counts_of(meta.tenant, meta.name)
+        counts = count_replicas(self._watch_cache.by_workload.get((meta.tenant, meta.name), {}).values())
         limit = phase_limit(workload.spec.type, counts.phases).code
         pending = tuple(islice(self._replicas_in(meta.tenant, meta.name, Phase.PENDING, counts), REPLICAS_MAX))
         held_up = islice(self._replicas_in(meta.tenant, meta.name, Phase(limit), counts), STATED_MAX) if limit else ()
