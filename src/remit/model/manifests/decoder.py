@@ -68,19 +68,12 @@ class _Manifest(Struct, forbid_unknown_fields=True, rename="camel", gc=False):
     spec: Raw
 
 
-class _PlainMetadata(Struct, forbid_unknown_fields=True, omit_defaults=True, gc=False):
+class _PlainMetadata(Struct, forbid_unknown_fields=True, gc=False):
     """The metadata of most workloads. The decoder checks all rules of these fields except the reserved prefix of labels."""
 
     name: Name
     tenant: Name
     labels: UserLabels = field(default_factory=dict)
-
-
-class _PlainWorkload(Struct, forbid_unknown_fields=True, rename="camel", gc=False):
-    api_version: Literal["remit/v1"]
-    kind: Literal["Workload"]
-    metadata: _PlainMetadata
-    spec: Raw
 
 
 def _reject_fraction(text: str) -> NoReturn:
@@ -89,7 +82,6 @@ def _reject_fraction(text: str) -> NoReturn:
 
 _manifest_decoder: Final = msgspec.json.Decoder(_Manifest, float_hook=_reject_fraction)
 _plain_decoder: Final = msgspec.json.Decoder(float_hook=_reject_fraction)
-_plain_workload_decoder: Final = msgspec.json.Decoder(_PlainWorkload)
 _encode: Final = msgspec.json.Encoder().encode
 _ESCAPE_LEFT_TO_READER: Final = re.compile(rb"\\u(?:0000|[dD][89a-fA-F])").search
 """NUL, and halves of surrogate pairs."""
@@ -109,43 +101,36 @@ def decode_manifest(body: bytes) -> AnyObject | None:
     """Returns the object of one manifest; None if it is invalid or of a form that is left to the reader."""
     if len(body) > JSON_BYTES_MAX or (b"\\u" in body and _ESCAPE_LEFT_TO_READER(body) is not None):
         return None
-    known = _decode_known_spec(body)
-    if known is not None:
-        return known
     try:
         if contains_control_character(body):
             return None
         manifest = _manifest_decoder.decode(body)
-        return _decode_in_full(manifest) if has_unique_keys(body, manifest) else None
+        if not has_unique_keys(body, manifest):
+            return None
+        spec = bytes(manifest.spec)
+        known = valid_specs.get(spec) if manifest.kind == "Workload" else None
+        workload = None if known is None else _with_known_spec(manifest, known)
+        return _decode_in_full(manifest, spec) if workload is None else workload
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
 
-def _decode_known_spec(body: bytes) -> Workload | None:
-    """Returns a workload whose metadata is plain and whose spec is cached. None is for all others, valid or not.
-
-    Control characters need no check: neither metadata nor cached specs can contain any, and outside of texts the decoder
-    rejects them.
-    """
+def _with_known_spec(manifest: _Manifest, spec: WorkloadSpec) -> Workload | None:
+    """Returns the workload of a manifest with a valid spec; None if its metadata is invalid or not plain."""
     try:
-        plain = _plain_workload_decoder.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+        plain = msgspec.convert(manifest.metadata, _PlainMetadata)
+    except msgspec.MsgspecError:
         return None
-    spec = valid_specs.get(bytes(plain.spec))
-    if spec is None or not has_unique_keys(body, plain):
-        return None
-    metadata = plain.metadata
-    for label in metadata.labels:
+    for label in plain.labels:
         if label.startswith(RESERVED_PREFIX):
             return None
     # The decoded `api_version` is passed on because the encoder leaves out only the default object itself, not an equal string.
-    meta = Metadata(name=metadata.name, tenant=metadata.tenant, labels=metadata.labels)
-    return Workload(api_version=plain.api_version, metadata=meta, spec=spec)
+    meta = Metadata(name=plain.name, tenant=plain.tenant, labels=plain.labels)
+    return Workload(api_version=manifest.api_version, metadata=meta, spec=spec)
 
 
-def _decode_in_full(manifest: _Manifest) -> AnyObject | None:
-    kind, spec = manifest.kind, bytes(manifest.spec)
-    plain_spec = _plain_decoder.decode(spec)
+def _decode_in_full(manifest: _Manifest, spec: bytes) -> AnyObject | None:
+    kind, plain_spec = manifest.kind, _plain_decoder.decode(spec)
     if kind not in objects.DECLARED or not has_unique_keys(spec, plain_spec):
         return None
     plain = {"apiVersion": manifest.api_version, "kind": kind, "metadata": manifest.metadata, "spec": plain_spec}

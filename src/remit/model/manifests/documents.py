@@ -10,7 +10,9 @@ from __future__ import annotations
 import codecs
 import re
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NoReturn
+
+from msgspec import Struct
 
 from remit.model.problems import Path, Problems, quoted
 
@@ -45,25 +47,25 @@ _NO_ITEMS: Final[Any] = ()
 """Shared by all scalars, because most values are scalars and empty containers cost as much as the rest of a node."""
 
 
-class DocumentNode:
+class DocumentNode(Struct, eq=False, gc=False):
     """One value with its position. `text` is a scalar exactly as it was written, so that no digit of a number is lost.
 
     A `void` node replaces a value that was rejected. Its problem has been reported, so later checks skip it.
     """
 
-    __slots__ = ("fields", "height", "items", "position", "scalar", "size", "text", "type")
+    type: ValueType
+    position: Position
+    scalar: str | int | float | bool | None = None
+    text: str = ""
+    fields: dict[str, MappingEntry] = _NO_FIELDS
+    items: list[DocumentNode] = _NO_ITEMS
+    size: int = 1
+    height: int = 1
 
-    def __init__(
-        self, type_: ValueType, position: Position, scalar: str | int | float | bool | None = None, text: str = ""
-    ) -> None:
-        self.type: ValueType = type_
-        self.position = position
-        self.scalar = scalar
-        self.text = text
-        self.fields: dict[str, MappingEntry] = {} if type_ == "mapping" else _NO_FIELDS
-        self.items: list[DocumentNode] = [] if type_ == "list" else _NO_ITEMS
-        self.size = 1
-        self.height = 1
+    @classmethod
+    def container(cls, type_: Literal["mapping", "list"], position: Position) -> DocumentNode:
+        """Returns an empty mapping or list."""
+        return cls(type_, position, fields={}) if type_ == "mapping" else cls(type_, position, items=[])
 
     def set(self, key: str, position: Position, value: DocumentNode) -> None:
         self.fields[key] = MappingEntry(position, value)
@@ -94,7 +96,7 @@ class DocumentNode:
         return node
 
 
-class MappingEntry(NamedTuple):
+class MappingEntry(Struct, gc=False):
     """A value of a mapping, and the position of its key."""
 
     position: Position
@@ -115,22 +117,21 @@ _SCALAR_TYPES: dict[type, ValueType] = {str: "string", int: "integer", float: "n
 
 def to_document(value: Any) -> DocumentNode:
     """Returns plain values as a document without positions. The types of manifests bound the recursion."""
-    scalar_type = _SCALAR_TYPES.get(type(value))
-    if scalar_type is not None:
-        return DocumentNode(scalar_type, NO_POSITION, value, value if scalar_type == "string" else str(value))
-    if isinstance(value, dict):
-        node = DocumentNode("mapping", NO_POSITION)
-        fields, size = node.fields, 1
+    type_ = type(value)
+    if type_ is str:  # most values are strings
+        return DocumentNode("string", NO_POSITION, value, value)
+    if type_ is dict:
+        fields, size = dict[str, MappingEntry](), 1
         for key, part in value.items():
-            below = to_document(part)
-            fields[key] = MappingEntry(NO_POSITION, below)
-            size += below.size
-        node.size = size
-        return node
-    node = DocumentNode("list", NO_POSITION)
-    node.items = [to_document(part) for part in value]
-    node.size += sum([below.size for below in node.items])
-    return node
+            node = to_document(part)
+            fields[key] = MappingEntry(NO_POSITION, node)
+            size += node.size
+        return DocumentNode("mapping", NO_POSITION, fields=fields, size=size)
+    scalar_type = _SCALAR_TYPES.get(type_)
+    if scalar_type is not None:
+        return DocumentNode(scalar_type, NO_POSITION, value, str(value))
+    items = [to_document(part) for part in value]
+    return DocumentNode("list", NO_POSITION, items=items, size=1 + sum([node.size for node in items]))
 
 
 class DocumentBuilder:

@@ -122,7 +122,7 @@ class _Reader:
         """Reads a scalar, or opens a mapping or list. Returns whether one was opened."""
         builder, lexeme, position = self._builder, self._lexeme, self._position()
         if self._is_mark("{") or self._is_mark("["):
-            builder.open(DocumentNode("mapping" if lexeme == "{" else "list", position))
+            builder.open(DocumentNode.container("mapping" if lexeme == "{" else "list", position))
             self._advance()
             return True
         if self._lexeme_type == "string":

@@ -330,7 +330,7 @@ class _Composer:
         is_mapping = isinstance(event, MappingStartEvent)
         if event.tag not in (None, "!", _TAG_PREFIX + ("map" if is_mapping else "seq")):
             self._reject_tag(event.tag, position)
-        self._builder.open(DocumentNode("mapping" if is_mapping else "list", position))
+        self._builder.open(DocumentNode.container("mapping" if is_mapping else "list", position))
         self._open_anchors.append(event.anchor)
         if event.anchor is not None:
             self._anchors[event.anchor] = None  # still open: an alias to it from inside would be infinite
