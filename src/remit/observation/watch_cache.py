@@ -195,8 +195,9 @@ class WatchCache(WatchPosition):
         for listener in self._listeners:
             listener.on_change(key, old, new)
         if self._node_listeners:
-            for name in dict.fromkeys(_node_of(key, obj) for obj in (old, new) if obj is not None):
-                for listener in self._node_listeners.get(name, ()):
+            old_node, new_node = _node_of(key, old), _node_of(key, new)
+            for node in (new_node,) if old_node == new_node else (old_node, new_node):
+                for listener in self._node_listeners.get(node, ()):
                     listener.on_change(key, old, new)
                     self._awaiting_commit[listener] = None
 

@@ -57,11 +57,23 @@ _CHARACTER_OF_BYTE: Final = bytes([_ALPHABET[byte % len(_ALPHABET)] for byte in 
 """
 
 
+_NONCES_PER_READ: Final = 64
+"""Nonces made from one read of the system's random source, because a system call costs more than all else of a nonce."""
+_unused_nonces: Final[list[str]] = []
+os.register_at_fork(after_in_child=_unused_nonces.clear)  # the parent uses these
+
+
 class RandomIds:
     """Ids in lower-case base 32: no character that is special in a shell, a URL or a case-insensitive file system."""
 
     def nonce(self) -> str:
-        return os.urandom(_NONCE_CHARACTERS).translate(_CHARACTER_OF_BYTE).decode()
+        try:
+            return _unused_nonces.pop()
+        except IndexError:
+            text = os.urandom(_NONCE_CHARACTERS * _NONCES_PER_READ).translate(_CHARACTER_OF_BYTE).decode()
+            nonce, *others = (text[start : start + _NONCE_CHARACTERS] for start in range(0, len(text), _NONCE_CHARACTERS))
+            _unused_nonces.extend(others)
+            return nonce
 
     def incarnation(self) -> str:
         return os.urandom(_INCARNATION_CHARACTERS).translate(_CHARACTER_OF_BYTE).decode()

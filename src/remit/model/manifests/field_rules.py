@@ -433,7 +433,7 @@ class FieldRules:
         known = frozenset(names)
         for text_path, node in _texts_with_variables(template, path):
             text = text_of(node) or ""
-            for name in _PORT.findall(text) if len(text) <= _TEXT_MAX else ():
+            for name in _PORT.findall(text) if "$(PORT_" in text and len(text) <= _TEXT_MAX else ():
                 if name in known:
                     continue
                 close = self._problems.suggest(name, names)

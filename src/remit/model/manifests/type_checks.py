@@ -288,6 +288,8 @@ class TypeChecker:
         """Returns the resource to check the amount against, which is the intended one for a misspelt name; "" if there is
         none.
         """
+        if name in RESOURCES:
+            return name
         if name == "devices" or re.search(DEVICE_NAME_PATTERN, name.lower()):
             kind = name.lower().replace("/", ".").rsplit(".", 1)[-1].removesuffix("s") if name != "devices" else "gpu"
             example = f"{{name: {kind}-0, kind: {kind}}}" if "capacity" in path else f"{{kind: {kind}, count: 1}}"
@@ -305,7 +307,7 @@ class TypeChecker:
             return ""
         # `Problems.suggest` stops after a number of comparisons per file. That must not decide what is rejected, so the limit
         # is bypassed here.
-        intended = "" if name in RESOURCES else RESOURCE_ALIASES.get(name.lower()) or closest_name(name, RESOURCES)
+        intended = RESOURCE_ALIASES.get(name.lower()) or closest_name(name, RESOURCES)
         if intended:
             self._problems.add(position, path, "unknown resource", did_you_mean(intended))
             return intended
@@ -327,7 +329,7 @@ class TypeChecker:
                 self._add_problem(node, path, mismatch, cure)
             return "0"
         text = node.text if node.type == "number" else str(node.scalar)
-        if resource == "cpu" and re.fullmatch(r"\+?[0-9.]{1,81}[KMGTPE]i", text):
+        if resource == "cpu" and text.endswith("i") and re.fullmatch(r"\+?[0-9.]{1,81}[KMGTPE]i", text):
             # A valid number, but 0.5Gi would be half a billion cores: the author probably meant memory.
             self._add_problem(
                 node, path, f"{quoted(text)} is a size in bytes, and cpu is counted in cores", "write 500m, 1.5 or 2"
