@@ -342,7 +342,8 @@ def test_decoder_rejects_what_a_json_decoder_would_accept(text: str) -> None:
 def test_control_character_is_refused_although_a_spec_with_its_escape_is_known(sign: str) -> None:
     escaped = msgspec.json.encode(_job(["run"])).replace(b"run", f"r\\u{ord(sign):04x}n".encode())
     for _ in range(2):
-        assert validate_manifest(escaped).spec.template.command == (f"r{sign}n",)
+        workload = validate_manifest(escaped)
+        assert isinstance(workload, Workload) and workload.spec.template.command == (f"r{sign}n",)
         with pytest.raises(ApiProblem):
             validate_manifest(msgspec.json.encode(_job([f"r{sign}n"])))
 

@@ -29,5 +29,6 @@ def test_forked_child_makes_other_nonces_than_its_parent() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     drawn = os.read(read_end, 1 << 16).decode().split()
-    os.close(read_end), os.close(write_end)
+    os.close(read_end)
+    os.close(write_end)
     assert len({*drawn, *(ids.nonce() for _ in range(100))}) == 200
