@@ -93,12 +93,12 @@ def _stated_cause(claim: AnyClaim) -> str:
     placement.
     """
     match claim:
+        case Bind(node=str(node)) | Reserve(node=str(node)):
+            return f"to {node}"
         case Move(result=str(result), reason=str(reason)):
             return f"{result} {reason}".strip()
         case Mark(health=NodeHealth() as health, reason=str(reason)):
             return f"{health} {reason}".strip()
-        case Bind(node=str(node)) | Reserve(node=str(node)):
-            return f"to {node}"
         case _:
             return ""
 

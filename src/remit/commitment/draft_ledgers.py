@@ -35,7 +35,7 @@ class DraftLedgers:
         nodes = self._changes.nodes
         if name in self._copied_nodes:
             return nodes[name]
-        ledger = self.node(name)
+        ledger = nodes[name] if name in nodes else self._committed_nodes.get(name)
         if ledger is not None:
             ledger = nodes[name] = ledger.copy()
             self._copied_nodes.add(name)
@@ -45,7 +45,7 @@ class DraftLedgers:
         grants = self._changes.grants
         if name in self._copied_grants:
             return grants[name]
-        ledger = self.grant(name)
+        ledger = grants[name] if name in grants else self._committed_grants.get(name)
         if ledger is not None:
             ledger = grants[name] = ledger.copy()
             self._copied_grants.add(name)

@@ -75,19 +75,19 @@ class CommittedRequirements:
     def __init__(self, objects: ObjectRows) -> None:
         self.interner = RequirementsInterner()
         self._objects = objects
-        self._compiled: dict[GenerationKey, Requirements] = {}
+        self.compiled: dict[GenerationKey, Requirements] = {}
 
     def of(self, generation: GenerationKey) -> Requirements | None:
-        requirements = self._compiled.get(generation)
+        requirements = self.compiled.get(generation)
         if requirements is None:
             requirements = _compile(self._objects.get, generation, self.interner)
             if requirements is not None:
-                self._compiled[generation] = requirements
+                self.compiled[generation] = requirements
         return requirements
 
     def set_policy(self, policy: PolicyRevision) -> None:
         self.interner = interner_for_policy(policy)
-        self._compiled.clear()
+        self.compiled.clear()
 
     def recompile(self, keys: Iterable[str], by_workload: Mapping[str, Iterable[str]]) -> None:
         """Discard the compiled requirements of the workloads and generations among these keys.
@@ -97,11 +97,11 @@ class CommittedRequirements:
         for name in keys:
             if name.startswith(WORKLOAD_PREFIX):
                 for row_key in by_workload.get(GENERATION_PREFIX + name.removeprefix(WORKLOAD_PREFIX) + "/", ()):
-                    self._compiled.pop(parse_generation_key(row_key), None)
+                    self.compiled.pop(parse_generation_key(row_key), None)
         for name in keys:
             if name.startswith(GENERATION_PREFIX):
                 generation = parse_generation_key(name)
-                self._compiled.pop(generation, None)
+                self.compiled.pop(generation, None)
                 with suppress(ValueError):  # unsatisfiable requirements are reported when the replica is placed
                     self.of(generation)
 
@@ -119,7 +119,7 @@ class DraftRequirements:
     def of(self, generation: GenerationKey) -> Requirements | None:
         changes = self._changes
         if changes.policy is None and (not changes.changed_workloads or generation[:2] not in changes.changed_workloads):
-            return self._committed.of(generation)
+            return self._committed.compiled.get(generation) or self._committed.of(generation)
         if generation not in self._compiled:
             self._compiled[generation] = _compile(partial(find_object, self._objects, changes), generation, self.interner())
         return self._compiled[generation]

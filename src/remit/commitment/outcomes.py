@@ -97,7 +97,7 @@ class Outcomes:
         self.incarnation = incarnation
         self.window = window
         self.horizon = horizon
-        self._prefix = f"{incarnation}.{window}."
+        self.begin_window(window)
         self._outcomes: dict[str, tuple[str, Verdict]] = {}
         self._by_window: dict[int, list[str]] = {}
         self._first_by_window: dict[int, int] = {}
@@ -118,10 +118,11 @@ class Outcomes:
                     f"id: operation {operation_id} was used for a different payload; use a new operation id",
                 )
             return known[1]
-        if operation_id.startswith(self._prefix) and operation_id.find(".", len(self._prefix)) < 0 and len(operation_id) <= 128:
+        length = len(operation_id)
+        if length <= 128 and operation_id.startswith(self._prefix) and operation_id.find(".", self._prefix_length) < 0:
             return (
                 None
-                if len(operation_id) > len(self._prefix)
+                if length > self._prefix_length
                 else Refused(Code.INVALID, "id: the part after the window is empty; append a unique nonce")
             )
         issued = parse_operation_id(operation_id)
@@ -171,6 +172,7 @@ class Outcomes:
         """Begin a new window. Most ids belong to the current one and are recognised by its prefix."""
         self.window = window
         self._prefix = f"{self.incarnation}.{window}."
+        self._prefix_length = len(self._prefix)
 
     def is_window_full(self) -> bool:
         """Return whether the current window has so many outcomes that the next must begin early. Only whole windows can be

@@ -379,12 +379,13 @@ def static_misfit(requirements: Requirements, node: NodeView) -> Code | None:
 def cached_static_misfit(requirements: Requirements, node: NodeView) -> Code | None:
     """Like `static_misfit`, computed once for all nodes with equal attributes."""
     results, attributes = requirements.static_results, node.node_attributes
-    if attributes in results:
+    try:
         return results[attributes]
-    if len(results) >= STATIC_RESULTS_MAX:
-        results.clear()
-    code = results[attributes] = static_misfit(requirements, node)
-    return code
+    except KeyError:
+        if len(results) >= STATIC_RESULTS_MAX:
+            results.clear()
+        code = results[attributes] = static_misfit(requirements, node)
+        return code
 
 
 def misfit(requirements: Requirements, node: NodeView, peers: PeerCounts) -> Code | None:

@@ -88,14 +88,11 @@ class NodeLedger:
     __slots__ = ("facts", "free", "holders", "node_attributes", "open", "ready")
 
     def __init__(self, node: Node) -> None:
-        self._set_facts(NodeFacts(node))
-        self.holders = 0
-        self.free: dict[str, int] = self.facts.capacity.copy()
-
-    def _set_facts(self, facts: NodeFacts) -> None:
-        """Set the attributes, and copy the ones that every fit check reads."""
-        self.facts = facts
+        self.facts = facts = NodeFacts(node)
+        # Copies of the attributes that every fit check reads.
         self.ready, self.open, self.node_attributes = facts.ready, facts.open, facts.node_attributes
+        self.holders = 0
+        self.free: dict[str, int] = facts.capacity.copy()
 
     @property
     def node(self) -> Node:
@@ -139,20 +136,21 @@ class NodeLedger:
 
     def copy(self) -> NodeLedger:
         ledger = NodeLedger.__new__(NodeLedger)
-        ledger._set_facts(self.facts)
+        ledger.facts, ledger.ready, ledger.open, ledger.node_attributes = self.facts, self.ready, self.open, self.node_attributes
         ledger.free, ledger.holders = self.free.copy(), self.holders
         return ledger
 
     def post(self, pairs: Pairs, sign: int) -> None:
         """Posts the charge of one holder (`sign` 1), or removes it (-1)."""
         self.holders += sign
-        self.adjust(pairs, sign)
-
-    def adjust(self, pairs: Pairs, sign: int = 1) -> None:
-        """Changes the charge of a replica that is already counted as a holder."""
         free = self.free
         for name, count in pairs:
             free[name] = free.get(name, 0) - sign * count
+
+    def adjust(self, pairs: Pairs) -> None:
+        """Adds to the charge of a replica that is already counted as a holder."""
+        self.post(pairs, 1)
+        self.holders -= 1
 
     def over(self) -> Amount:
         """Returns what is held beyond capacity, after the capacity was reduced."""
