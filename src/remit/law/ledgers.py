@@ -136,7 +136,12 @@ class NodeLedger:
 
     def copy(self) -> NodeLedger:
         ledger = NodeLedger.__new__(NodeLedger)
-        ledger.facts, ledger.ready, ledger.open, ledger.node_attributes = self.facts, self.ready, self.open, self.node_attributes
+        ledger.facts, ledger.ready, ledger.open, ledger.node_attributes = (
+            self.facts,
+            self.ready,
+            self.open,
+            self.node_attributes,
+        )
         ledger.free, ledger.holders = self.free.copy(), self.holders
         return ledger
 

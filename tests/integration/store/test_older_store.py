@@ -1,24 +1,34 @@
-"""A data directory written by an earlier revision of version 0.1.0 opens, serves its objects and takes writes.
+"""Data directories written by an earlier revision of version 0.1.0 open, serve their objects and take writes.
 
 `data/server-0.1.0.tar.gz` holds the directory of a server with services, jobs, a GPU job, a policy, an override and a secret.
+`data/server-0.1.0-kinds.tar.xz` holds one with every declared kind, replicas in several phases after a rollout and a failed
+job, and `objects.json`: all objects as the API of that revision listed them.
 """
 
 from __future__ import annotations
 
+import json
 import tarfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from remit.model.kinds.registry import DEFINITIONS
 from tests.integration.serve.server_process import Server
 
-ARCHIVE = Path(__file__).with_name("data") / "server-0.1.0.tar.gz"
+DATA = Path(__file__).with_name("data")
 WORKLOADS = {"sums": "job", "too-big": "job", "trainer": "job", "web": "service"}
+OLDER_KINDS = [definition for definition in DEFINITIONS if definition.is_declared]
+"""Declared kinds, all of which that revision had. A kind added later is to be left out here."""
+EMPTY = {"/v1/grants", "/v1/peers", "/v1/summaries"}
+"""Kinds of objects between scopes, of which that scope had none."""
 
 
 @pytest.mark.smoke
 def test_store_of_an_earlier_revision_opens_and_takes_writes(tmp_path: Path) -> None:
-    with tarfile.open(ARCHIVE) as archive:
+    with tarfile.open(DATA / "server-0.1.0.tar.gz") as archive:
         archive.extractall(tmp_path)
     with Server(tmp_path / "server") as server:
         server.until_ready()
@@ -41,3 +51,47 @@ def test_store_of_an_earlier_revision_opens_and_takes_writes(tmp_path: Path) -> 
     with Server(tmp_path / "server") as server:
         server.until_ready()
         assert server.must("GET", "/v1/tenants/shop/workloads/web")["spec"]["replicas"] == 3
+
+
+@pytest.fixture(scope="module")
+def kinds_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, list[Any]]]]:
+    """A server on the directory with every kind, and the lists that the earlier revision answered."""
+    directory = tmp_path_factory.mktemp("older")
+    with tarfile.open(DATA / "server-0.1.0-kinds.tar.xz") as archive:
+        archive.extractall(directory)
+    listed = json.loads((directory / "server-kinds" / "objects.json").read_text())
+    with Server(directory / "server-kinds") as server:
+        server.until_ready()
+        yield server, listed
+
+
+def missing(expected: Any, actual: Any, path: str = "") -> list[str]:
+    """Paths of values of `expected` that `actual` lacks or has otherwise. Further fields of `actual` are allowed."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        return [line for name, value in expected.items() for line in missing(value, actual.get(name), f"{path}.{name}")]
+    if isinstance(expected, list) and isinstance(actual, list) and len(expected) == len(actual):
+        pairs = enumerate(zip(expected, actual, strict=True))
+        return [line for index, (value, other) in pairs for line in missing(value, other, f"{path}[{index}]")]
+    return [] if expected == actual else [f"{path}: {expected!r} -> {actual!r}"]
+
+
+def test_every_object_of_an_earlier_revision_is_served_with_all_its_values(
+    kinds_server: tuple[Server, dict[str, list[Any]]],
+) -> None:
+    server, listed = kinds_server
+    assert {path for path, items in listed.items() if not items} == EMPTY
+    assert {f"/v1/{definition.plural}" for definition in OLDER_KINDS} <= set(listed) - EMPTY
+    for path, items in listed.items():
+        assert missing(items, server.must("GET", path)["items"], path) == []
+
+
+def test_declared_objects_of_an_earlier_revision_take_a_label(kinds_server: tuple[Server, dict[str, list[Any]]]) -> None:
+    server, listed = kinds_server
+    for definition in OLDER_KINDS:
+        item = listed[f"/v1/{definition.plural}"][0]
+        tenant = f"/tenants/{item['metadata']['tenant']}" if definition.tenanted else ""
+        path = f"/v1{tenant}/{definition.plural}/{item['metadata']['name']}"
+        patch = {"metadata": {"labels": {**item["metadata"].get("labels", {}), "kept": "yes"}}}
+        reply = server.ask("PATCH", path, patch, **{"Content-Type": "application/merge-patch+json"})
+        assert reply.status == 200, (path, reply)
+        assert server.must("GET", path)["metadata"]["labels"]["kept"] == "yes"

@@ -6,9 +6,9 @@ not know. An absent field has its default.
 
 from __future__ import annotations
 
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 
-from msgspec import UNSET, Raw, Struct, field
+from msgspec import UNSET, Meta, Raw, Struct, field
 
 from remit.model.metadata import Natural
 
@@ -216,7 +216,10 @@ class IdleLease(ApiType, frozen=True, kw_only=True):
 
 
 class ScopeStatus(ApiType, frozen=True, kw_only=True):
-    """Status of a scope. New operation ids contain its `incarnation` and `window`; `idle` lists leases without a holder."""
+    """Status of a scope. New operation ids contain its `incarnation` and `window`; `idle` lists leases without a holder.
+
+    `board_age_ms` is deprecated: use `cache_age_ms`.
+    """
 
     scope: str
     incarnation: str
@@ -229,7 +232,10 @@ class ScopeStatus(ApiType, frozen=True, kw_only=True):
     replicas: dict[str, int] = field(default_factory=dict)
     version: str = ""
     uptime_ms: Natural = 0
-    board_age_ms: Natural = 0
+    cache_age_ms: Annotated[
+        Natural, Meta(description="age of the server's watch cache: time since it last heard from the store")
+    ] = 0
+    board_age_ms: Annotated[Natural, Meta(description="deprecated: the same as cacheAgeMs")] = 0
     idle: tuple[IdleLease, ...] = ()
 
 

@@ -116,6 +116,7 @@ async def status(request: RequestContext, server: ServerContext) -> Response:
     for _, row in watch_cache.of_kind("node/"):
         health = row.obj.status.health.value
         nodes[health] = nodes.get(health, 0) + 1
+    cache_age_ms = watch_cache.age_ms()
     answer = ScopeStatus(
         scope=authority_status.scope,
         incarnation=authority_status.incarnation,
@@ -128,7 +129,8 @@ async def status(request: RequestContext, server: ServerContext) -> Response:
         replicas={phase.value: len(keys) for phase, keys in watch_cache.by_phase.items() if keys},
         version=__version__,
         uptime_ms=server.clock.now_ms() - server.started_ms,
-        board_age_ms=watch_cache.age_ms(),
+        cache_age_ms=cache_age_ms,
+        board_age_ms=cache_age_ms,
         idle=unheld_leases(authority_status, watch_cache, server.timing.lease_ms) if watch_cache.is_current else (),
     )
     return json_response(answer)
