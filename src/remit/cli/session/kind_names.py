@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from remit.model.kinds.registry import BY_KIND, DEFINITIONS
-from remit.model.problems import an, closest_name, did_you_mean, escaped, one_of, quoted
+from remit.model.problems import an, closest_name, did_you_mean, escaped, quoted
 
 ENDPOINTS: Final = "Endpoint"
 """Pseudo kind: endpoints are computed from replicas, and listed like objects."""
@@ -105,8 +105,3 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
     prefix = incomplete.lower()
     exact = [definition.prefix for definition in DEFINITIONS if definition.prefix.startswith(prefix)] if prefix else []
     return [CompletionItem(name) for name in dict.fromkeys([*(name for name in plurals if name.startswith(prefix)), *exact])]
-
-
-def kinds_help() -> str:
-    """List all kinds in one sentence, for the help of a command."""
-    return one_of(f"{kind.plural} ({kind.aliases[0]})" if kind.aliases else kind.plural for kind in DEFINITIONS)

@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from remit.model.claims import Actor, ShortText
 from remit.model.kinds import Node
 from remit.model.metadata import Natural
-from remit.model.objects import dec_hook, enc_hook
+from remit.model.objects import dec_hook
 from remit.model.records import Generation, Replica
 from remit.model.wire.exec_frames import INPUT_BYTES_MAX, ExecStart, TerminalSize
 
@@ -97,12 +97,7 @@ class ExecInputRequest(Struct, frozen=True, tag="feed"):
     window: TerminalSize | None = None
 
 
-_encoder = msgspec.json.Encoder(enc_hook=enc_hook)
 _assignments_decoder: msgspec.json.Decoder[AssignmentsUpdate] = msgspec.json.Decoder(AssignmentsUpdate, dec_hook=dec_hook)
-
-
-def encode_assignments(update: AssignmentsUpdate) -> bytes:
-    return _encoder.encode(update)
 
 
 def decode_assignments(line: bytes) -> AssignmentsUpdate:

@@ -124,7 +124,6 @@ class Liveness:
         self.since: dict[tuple[str, str, str], int] = {}
         self.reported: set[tuple[str, str, str]] = set()
         self.undecided: dict[str, None] = {}
-        self.ticked_ms: int | None = None
         self.quiescence: dict[str, Quiescence] = {}
         self.calls: dict[tuple[str, str], int] = {}
         self.health_changes: dict[tuple[str, str], list[int]] = {}
@@ -153,7 +152,6 @@ class Liveness:
         core, now = self.core, self.now_ms()
         if core is None:
             return
-        self.ticked_ms = now
         still_waiting: dict[tuple[str, str, str], None] = {}
         for check, (property_, find_waiting) in LIVENESS_CHECKS.items():
             for scope in sorted(core.scopes):
