@@ -65,6 +65,11 @@ class ReplicaStatus(Record, frozen=True):
     before: str = ""
 
 
+def result_text(result: str, reason: str) -> str:
+    """Format how an attempt ended, as `lost: node n7 sent no heartbeats`. Either part may be empty."""
+    return f"{result}: {reason}" if result and reason else result or reason
+
+
 class Replica(Object, tag="Replica", frozen=True, kw_only=True):
     metadata: RecordMetadata
     spec: ReplicaSpec

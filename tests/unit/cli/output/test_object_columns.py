@@ -292,3 +292,21 @@ def test_overlong_line_is_flushed_at_the_limit() -> None:
 )
 def test_escape_sequences_are_dropped_or_escaped(line: str, shown: str) -> None:
     assert escape_terminal(line) == shown
+
+
+@pytest.mark.parametrize(
+    ("result", "reason", "cell"),
+    [
+        ("lost", "node n7 sent no heartbeats", "lost: node n7 sent no heartbeats"),
+        ("exit 3", "", "exit 3"),
+        ("", "the node is draining", "the node is draining"),
+    ],
+)
+def test_reason_of_a_replica_separates_result_and_reason(result: str, reason: str, cell: str) -> None:
+    failed = Replica(
+        metadata=RecordMetadata(name="web-0", tenant="risk"),
+        spec=ReplicaSpec(workload="web", generation=1),
+        status=ReplicaStatus(phase=Phase.FAILED, result=result, reason=reason),
+    )
+    row = row_of(failed, RowContext(), all_tenants=False)
+    assert cell in [one.text if isinstance(one, Cell) else one for one in row]
