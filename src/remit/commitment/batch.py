@@ -93,8 +93,10 @@ def _stated_cause(claim: AnyClaim) -> str:
     placement.
     """
     match claim:
-        case Bind(node=str(node)) | Reserve(node=str(node)):
+        case Bind(node=str(node)):
             return f"to {node}"
+        case Reserve(node=str(node)):
+            return f"on {node}"
         case Move(result=str(result), reason=str(reason)):
             return result_text(result, reason)
         case Mark(health=NodeHealth() as health, reason=str(reason)):
