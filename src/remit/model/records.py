@@ -200,7 +200,7 @@ GRANT: Final = KindDefinition(
     columns=(
         ListColumn("HOLDER", "spec.holder"),
         ListColumn("PURPOSE", "spec.purpose"),
-        ListColumn("FOR", "spec.tenant"),
+        ListColumn("TENANT", "spec.tenant"),
         ListColumn("AMOUNT", "spec.amount", fluid=True),
         ListColumn("PHASE", "status.phase"),
         ListColumn("PARENT", "spec.parent"),
@@ -236,7 +236,7 @@ class Peer(Object, tag="Peer", frozen=True, kw_only=True):
 PEER: Final = KindDefinition(
     struct=Peer,
     plural="peers",
-    columns=(ListColumn("STANDING", "spec.standing"), ListColumn("INCARNATION", "spec.incarnation")),
+    columns=(ListColumn("STATE", "spec.standing"), ListColumn("INCARNATION", "spec.incarnation")),
 )
 
 

@@ -185,7 +185,8 @@ def test_node_row_shows_requests_of_capacity_or_a_dash() -> None:
     node = Node(metadata=Metadata(name="n1"), spec=spec)
     top = NodeTop(node="n1", requests=ResourceUsage(cpu_milli=1_500, memory_bytes=3 << 29), replicas=3)
     text = render_table(columns_of("Node", all_tenants=False), [row_of(node, RowContext(nodes={"n1": top}), all_tenants=False)])
-    assert "joining,cordoned   eu       a      default   1.5/32   1.5Gi/128Gi          3" in text
+    assert "joining,cordoned   eu       a      default         1.5/32       1.5Gi/128Gi          3" in text
+    assert "CPU REQUESTS   MEMORY REQUESTS" in text
     assert "-/32" in render_table(columns_of("Node", all_tenants=False), [row_of(node, RowContext(), all_tenants=False)])
 
 
