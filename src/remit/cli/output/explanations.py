@@ -306,7 +306,7 @@ def _timeout(phase: Phase) -> str:
 
 
 def _format_phase(phase: Phase) -> str:
-    """Says how the phase ends if the replica stays in it."""
+    """Return how the phase ends if the replica stays in it."""
     end = PHASE_ENDS[phase]
     return f"times out after {_timeout(phase)} in phase {phase}; then {end}" if phase in TIMED_PHASES else end
 
