@@ -26,7 +26,7 @@ TRANSITION_EVENTS: Final = {
     "confirm": EventText("Bound", "bound", "bind the replica", with_cause=True),
     "unreserve": EventText("ReservationReleased", "the reservation was released", "release the reservation"),
     "reclaim": EventText("ReservationTimedOut", "the reservation timed out", "end a reservation that timed out"),
-    "cancel": EventText("Canceled", "released before it was placed", "cancel the replica"),
+    "cancel": EventText("Cancelled", "released before it was placed", "cancel the replica"),
     "start": EventText("Starting", "the agent starts it", "start the replica"),
     "run": EventText("Running", "the process runs", "report the replica as running"),
     "ready": EventText("Ready", "ready", "report the replica as ready"),
