@@ -26,8 +26,11 @@ START_ABANDONED: Final = "start abandoned"
 START_TOO_LATE: Final = "start too late"
 """The keeper or the machine refused the start, because its deadline had passed."""
 
-UNWELL: Final = "unwell"
+UNHEALTHY: Final = "unhealthy"
 """A startup or liveness probe failed too often, so the process was stopped."""
+
+FORMER_RESULTS: Final = {"unwell": UNHEALTHY}
+"""By former name: results that a keeper's records may still contain."""
 
 SCRATCH_FULL: Final = "scratch full"
 """The process wrote more to a scratch volume than its size, so it was stopped."""

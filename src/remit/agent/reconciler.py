@@ -22,13 +22,14 @@ from typing import Final, NamedTuple
 
 from remit.agent.assignments import Assignment, Assignments
 from remit.agent.attempts import (
+    FORMER_RESULTS,
     NOT_STARTED,
     OK,
     OOM,
     SCRATCH_FULL,
     START_ABANDONED,
     TIMEOUT,
-    UNWELL,
+    UNHEALTHY,
     AttemptId,
     attempt_of,
     result_of,
@@ -339,7 +340,7 @@ class NodeReconciler:
         # Probe results of the process before a restart do not count for this one.
         health = progress.health if progress.health is not None and progress.health.restarts == record.number else None
         if health is not None and health.is_dead:
-            yield StopAction(attempt, grace_ms, UNWELL)
+            yield StopAction(attempt, grace_ms, UNHEALTHY)
         elif holds_lease and record.pid:
             yield from self._report_health(attempt, assignment, spec, record, health)
 
@@ -430,7 +431,7 @@ class NodeReconciler:
         if record.failed:
             return f"{record.failed}; {record.cure}"
         if record.fenced:
-            return "stopped by the fence: no lease renewal was accepted for longer than the workload's fence"
+            return "stopped by fencing: the node could not renew its lease for longer than spec.fence"
         if result == OOM:
             return (
                 f"out of memory: the process exceeded its memory limit ({_memory_limit(spec)}); raise template.resources.memory"
@@ -440,7 +441,7 @@ class NodeReconciler:
         if result == TIMEOUT:
             return f"ran longer than its timeout of {spec.timeout}"
         health = self.progress_of(attempt).health
-        return health.failure_message if result == UNWELL and health is not None else ""
+        return health.failure_message if result == UNHEALTHY and health is not None else ""
 
     def _requeue_at(self, key: str, at_ms: int) -> None:
         self.requeue_at_ms[key] = min(at_ms, self.requeue_at_ms.get(key, at_ms))
@@ -465,9 +466,10 @@ _NO_PREPARATION.inputs = NO_INPUTS
 
 
 def _result(record: ProcessRecord | None, exit_status: ExitStatus) -> str:
+    why = "" if record is None else FORMER_RESULTS.get(record.why, record.why)
     if record is not None and record.failed:
-        return record.why or NOT_STARTED
-    return record.why if record is not None and record.why else result_of(exit_status)
+        return why or NOT_STARTED
+    return why or result_of(exit_status)
 
 
 def _memory_limit(spec: WorkloadSpec) -> str:

@@ -49,7 +49,11 @@ COMMANDS = {
     "diff": LazyCommand("remit.cli.commands.apply", "diff", "Show how manifests differ from the stored objects."),
     "create": LazyCommand("remit.cli.commands.create", "create", "Create a secret or a config from files and literal values."),
     "get": LazyCommand("remit.cli.commands.get", "get", "List objects with their pending reasons; watch changes."),
-    "status": LazyCommand("remit.cli.commands.status", "status", "Show the state of the scope and leases that are not held."),
+    "status": LazyCommand(
+        "remit.cli.commands.status",
+        "status",
+        "Show the state of the scope (one control plane with its nodes) and unheld leases.",
+    ),
     "describe": LazyCommand("remit.cli.commands.get", "describe", "Show all details of an object, with its events."),
     "explain": LazyCommand("remit.cli.commands.explain", "explain", "Explain why a replica is pending, or where it is."),
     "capacity": LazyCommand(

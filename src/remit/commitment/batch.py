@@ -46,7 +46,7 @@ from remit.model.kinds import NodeHealth, Workload, WorkloadStatus
 from remit.model.kinds.registry import AnyObject
 from remit.model.manifests.validation import is_known_valid_spec
 from remit.model.objects import cache_decoded, decode_cached, encode, key, key_of
-from remit.model.records import Generation, Replica
+from remit.model.records import Generation, Replica, result_text
 from remit.model.roles import Role
 from remit.store import chain
 from remit.store.protocol import Head, Invalid
@@ -93,12 +93,14 @@ def _stated_cause(claim: AnyClaim) -> str:
     placement.
     """
     match claim:
-        case Bind(node=str(node)) | Reserve(node=str(node)):
+        case Bind(node=str(node)):
             return f"to {node}"
+        case Reserve(node=str(node)):
+            return f"on {node}"
         case Move(result=str(result), reason=str(reason)):
-            return f"{result} {reason}".strip()
+            return result_text(result, reason)
         case Mark(health=NodeHealth() as health, reason=str(reason)):
-            return f"{health} {reason}".strip()
+            return result_text(health.value, reason)
         case _:
             return ""
 

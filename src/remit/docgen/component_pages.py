@@ -151,8 +151,8 @@ the actual state matches the desired one. A change that is missed, seen twice or
 if a process is killed between any two claims, the next one reaches the same result."""
 
 SAFEGUARDS_TEXT: Final = """\
-- **Permissions.** An action that the controller has not declared is not submitted. An event `OutsideRemit` reports it; it is
-  a bug in the controller.
+- **Permissions.** An action that the controller has not declared is not submitted. An event `UndeclaredOperation` reports it;
+  it is a bug in the controller.
 - **No redundant writes.** A condition that is already set is not written again. An idle scope is not written to, except for
   the authority's own heartbeat.
 - **No action on an old view.** A loop waits while its watch cache is older than the limit above. After it acquires the lease
@@ -162,8 +162,8 @@ SAFEGUARDS_TEXT: Final = """\
 - **Backoff.** Refused and unanswered actions are retried after a backoff that doubles, with full jitter, from one retry
   budget for all keys. After a lost reply the same operations are submitted under the same ids. A key without success for
   long enough is reported by an event `Stuck` and retried at the slowest rate.
-- **No fights.** An action that was applied {undone} times and is needed again has been undone as often. An event `Fought`
-  reports it, and the action is not repeated until the object changes or a long pause has passed."""
+- **No fights.** An action that was applied {undone} times and is needed again has been undone as often. An event
+  `RepeatedlyUndone` reports it, and the action is not repeated until the object changes or a long pause has passed."""
 
 WORKLOADS_TEXT: Final = """\
 Replicas are named after their workload and an index. The lowest free indexes are used first, so a repeated creation finds

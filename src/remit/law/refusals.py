@@ -59,11 +59,9 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.TAINT: Refusal("the node has a taint that is not tolerated", "taint removed, or toleration added"),
     Code.PLACE: Refusal("the workload's placement excludes this region, zone or pool", "placement changed"),
     Code.POLICY: Refusal("the policy in force forbids this place or this priority", "policy published"),
-    Code.POLICY_LAPSED: Refusal(
-        "the lease on the adopted policy has expired, so nothing can be checked against it", "policy renewed"
-    ),
+    Code.POLICY_LAPSED: Refusal("the policy from the parent scope was not renewed in time", "policy renewed"),
     Code.SPREAD: Refusal("the topology spread would be violated", "replica bound or released elsewhere"),
-    Code.AFFINITY: Refusal("no replica that it has affinity to is in this topology domain", "matching replica bound there"),
+    Code.AFFINITY: Refusal("affinity: no matching replica in this topology domain", "matching replica bound there"),
     Code.ANTI_AFFINITY: Refusal(
         "anti-affinity between it and a replica in this topology domain", "matching replica released there"
     ),
@@ -71,9 +69,12 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.GRANT_SHORT: Refusal("the grant does not cover the charge", "grant freed, or a larger one issued"),
     Code.GRANT_EXPIRED: Refusal("the grant, or one of its parents, has expired", "grant renewed"),
     Code.GRANT_VOID: Refusal(
-        "the grant is closed, or the grant or peer message is from before a restore", "peer recognised, grant reissued"
+        "the grant is closed, or the grant or the peer's message dates from before a restore", "peer recognised, grant reissued"
     ),
-    Code.AWAITING_REPORTS: Refusal("holders have not reported since a restore", "holders report, or are declared lost"),
+    Code.AWAITING_REPORTS: Refusal(
+        "nodes or peer scopes have not reported since a restore, or since their grant expired",
+        "they report, or are declared lost",
+    ),
     Code.GANG_SHORT: Refusal(
         "fewer replicas than the gang's minimum could be bound, so none were", "capacity for the whole gang"
     ),

@@ -44,14 +44,14 @@ _STAGE: Final[dict[Phase, str]] = {
 STAGE_REASONS: Final[dict[str, str]] = {
     "admitted": "Creating",
     "queued": "Queued",
-    "scheduled": "WaitsForRoom",
+    "scheduled": "WaitingForPreemption",
     "bound": "NotStarted",
     "starting": "Starting",
-    "unknown": "NodeSilent",
-    "failed": "BeingReleased",
-    "leaving": "Leaving",
+    "unknown": "NodeUnreachable",
+    "failed": "Releasing",
+    "leaving": "Terminating",
     "running": "NotReady",
-    "ready": "NotServed",
+    "ready": "NotInEndpoints",
 }
 """The reason word of each stage in which a workload can be held up, in the order in which they are reported."""
 
@@ -93,7 +93,7 @@ PHASE_DETAILS: Final = {
     "failed": "waiting to be retried or replaced",
 }
 """Why a replica is in a phase, if its status has no reason."""
-_LIMIT_DETAILS: Final = {"missing": "replicas that are not created yet", **PHASE_DETAILS}
+_LIMIT_DETAILS: Final = {"missing": "replicas have not been created yet", **PHASE_DETAILS}
 
 
 class PendingReason(NamedTuple):
@@ -233,7 +233,7 @@ def count_replicas(replicas: Iterable[tuple[Phase, str]]) -> ReplicaCounts:
 def limiting_factor(workload: Workload, counts: Mapping[Phase, int], pending: Limit | None) -> Limit:
     """Returns what limits a workload, given its replicas by phase and, if some are pending, why they are."""
     if workload.metadata.deleting:
-        return Limit("deleting", "its replicas are stopped first")
+        return Limit("deleting", "waiting for its replicas to stop")
     limit = _ended(workload) or pending or _reported_limit(workload)
     if limit is not None:
         return limit

@@ -65,6 +65,11 @@ class ReplicaStatus(Record, frozen=True):
     before: str = ""
 
 
+def result_text(result: str, reason: str) -> str:
+    """Format how an attempt ended, as `lost: node n7 sent no heartbeats`. Either part may be empty."""
+    return f"{result}: {reason}" if result and reason else result or reason
+
+
 class Replica(Object, tag="Replica", frozen=True, kw_only=True):
     metadata: RecordMetadata
     spec: ReplicaSpec
@@ -195,7 +200,7 @@ GRANT: Final = KindDefinition(
     columns=(
         ListColumn("HOLDER", "spec.holder"),
         ListColumn("PURPOSE", "spec.purpose"),
-        ListColumn("FOR", "spec.tenant"),
+        ListColumn("TENANT", "spec.tenant"),
         ListColumn("AMOUNT", "spec.amount", fluid=True),
         ListColumn("PHASE", "status.phase"),
         ListColumn("PARENT", "spec.parent"),
@@ -231,7 +236,7 @@ class Peer(Object, tag="Peer", frozen=True, kw_only=True):
 PEER: Final = KindDefinition(
     struct=Peer,
     plural="peers",
-    columns=(ListColumn("STANDING", "spec.standing"), ListColumn("INCARNATION", "spec.incarnation")),
+    columns=(ListColumn("STATE", "spec.standing"), ListColumn("INCARNATION", "spec.incarnation")),
 )
 
 

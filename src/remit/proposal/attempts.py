@@ -26,7 +26,7 @@ from remit.proposal.placement.builtin_plugins import OverrideFilter
 from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.funnel import could_ever_fit, rejection_text
 from remit.proposal.placement.kernel import Kernel, Placements
-from remit.proposal.placement.plugins import PluginError, UnblockEvent
+from remit.proposal.placement.plugins import GANG_MEMBER, PluginError, UnblockEvent
 from remit.proposal.placement.preemption import Eviction
 from remit.proposal.placement.preemption_candidates import VictimSelector
 from remit.proposal.placement.topology_gates import depends_on_peers
@@ -493,7 +493,7 @@ class Attempts:
             case AttemptShortage.MEMBERS:
                 return (
                     Code.GANG_SHORT,
-                    frozenset({("member", key), workload}),
+                    frozenset({(GANG_MEMBER, key), workload}),
                     f"fewer than {key.gang} gang members exist",
                     False,
                 )

@@ -42,7 +42,7 @@ from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, OverrideFil
 from remit.proposal.placement.fragmentation import Fragmentation
 from remit.proposal.placement.fragmentation_model import Demand
 from remit.proposal.placement.kernel import Kernel
-from remit.proposal.placement.plugins import Filter, Score
+from remit.proposal.placement.plugins import GANG_MEMBER, Filter, Score
 from remit.proposal.placement.preemption_candidates import VictimRateLimit, VictimSelector
 from remit.proposal.proposals import DecisionOutcome, DecisionRecorder, HeldReplica, InFlightClaim, Proposal
 from remit.proposal.queue.backlog import Backlog
@@ -195,7 +195,7 @@ class Cycle:
         key = self._attempts.key(slot)
         queue = self.backlog.add(key, lambda: self._attempts.make_queue(key, slot, arrived_ms), slot, arrived_ms)
         if key.gang:
-            self.backlog.on_event(("member", key), self.backlog.version)
+            self.backlog.on_event((GANG_MEMBER, key), self.backlog.version)
         self._unreported.add(slot, queue)
         return key
 
@@ -457,7 +457,7 @@ class Cycle:
                 outcome = DecisionOutcome(
                     "waiting",
                     queue.wait.reason,
-                    "not tried yet: replicas with equal requirements wait for this reason",
+                    "not tried: replicas with the same requirements are pending for this reason",
                     event_names(queue.wait.unblock_events),
                 )
                 yield from self.decisions.records(queue.tenant, slots, outcome, attempt=queue.attempts)

@@ -31,7 +31,7 @@ FREE_BYTES_MIN: Final = 1 << 30
 SYNC_MS_SLOW: Final = 50
 SYNC_SAMPLES: Final = 5
 TEST_PORTS: Final = 32
-NO_UNPRIVILEGED_SANDBOX: Final = "cannot create a sandbox for unprivileged users, which replicas run as"
+NO_UNPRIVILEGED_SANDBOX: Final = "cannot create a sandbox for an unprivileged user, and replicas run as one"
 USER_NAMESPACES_FIX: Final = (
     "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0), "
     "or run the agent with --sandbox none or --work-user root"
@@ -93,10 +93,10 @@ def _clock() -> HostCheck:
         return HostCheck(
             "clock",
             "fail",
-            f"the boot clock counted {counted_ms:.0f} ms in {passed_ms:.0f} ms",
+            f"CLOCK_BOOTTIME advanced {counted_ms:.0f} ms while {passed_ms:.0f} ms passed",
             "check the machine's clock source",
         )
-    return HostCheck("clock", "ok", f"boot clock at {clock.now_ms() // 1000} s, advances during suspend")
+    return HostCheck("clock", "ok", f"CLOCK_BOOTTIME works, {clock.now_ms() // 1000} s since boot")
 
 
 def _wall_clock() -> HostCheck:

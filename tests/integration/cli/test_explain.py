@@ -85,6 +85,8 @@ def test_workload_without_capacity_is_explained_with_remedies(data: Path) -> Non
     assert "if node n1 grows by cpu 1 (then it fits 1 node: n1)" in text
     assert "or if there is 1 more node like n1" in text
     assert "or if it tolerates the taint" in text
+    assert "\n              0 of 4 nodes fit: 1 cordoned or draining, 1 taint not tolerated, 2 too little free cpu" in text
+    assert "\npreemption:   no replica of lower priority runs" in text
     assert "earlier after: a change of nodes, freed capacity" in text
     assert "UTC at the latest" in text or "check that a scheduler is running" in text
     assert all(len(line) < 200 for line in text.splitlines())
@@ -115,7 +117,8 @@ def test_bound_replica_explains_its_node_and_another(data: Path) -> None:
     assert "fragmentation" in text and "least-allocated" not in text, "with devices in the cluster, fragmentation decides"
     assert "bind accepted at revision" in text
     assert "it violates 1 rule there now" in text
-    assert "taints: the node has a taint that is not tolerated" in text
+    assert "taints: the node has a taint that is not tolerated (passes after: taint removed, or toleration added)" in text
+    assert "times out after 1m in phase bound; then the repair controller aborts this attempt" in text
     assert "tenant/shop had" in text
     assert "recorded:" in text
     explanation = as_json("explain", "replica/web-0", "--node", "n3", "--data", str(data))

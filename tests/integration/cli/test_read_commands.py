@@ -146,7 +146,7 @@ def test_describe_has_all_sections(scope: Scope) -> None:
         "\nExplanation\n",
         "unblocks:",
         "\nEvents\n",
-        "  Bind  ",
+        "  Bound  ",
     ):
         assert part in text, part
     assert "6 of 8 requested" in scope.output("describe", "node/n1")
@@ -175,7 +175,7 @@ def test_explain_and_capacity_agree_between_server_and_data_directory(scope: Sco
 def test_events_are_filtered_by_object_and_type(scope: Scope) -> None:
     text = scope.output("events", "--for", "replica/web-0")
     assert text.splitlines()[0].split() == ["TYPE", "REASON", "AGE", "FROM", "MESSAGE"]
-    assert any("Bind" in line and "to n" in line for line in text.splitlines())
+    assert any("Bound" in line and "bound to n" in line for line in text.splitlines())
     assert "REGARDING" in scope.output("events", "--type", "warning").splitlines()[0]
     assert all(item["type"] == "Warning" for item in scope.json("events", "--type", "Warning")["items"])
 
@@ -260,7 +260,8 @@ def test_wait_for_unplaced_workload_exits_with_3(scope: Scope) -> None:
     assert done.returncode == 3
     assert "limited by no_room" in done.stderr and "find out why: remit explain workload/web" in done.stderr
     done = scope.run("apply", "-f", "-", "--wait", "--timeout", "300ms", stdin=job("made", replicas=MANY))
-    assert done.returncode == 3 and "replicas that are not created yet" in done.stderr
+    assert done.returncode == 3 and "missing: replicas have not been created yet" in done.stderr
+    assert "workload/made: done 0 of 101 desired" in done.stderr
     assert scope.output("delete", "wl", "made", "--wait").splitlines()[-1] == "workload/made is deleted"
 
 

@@ -94,5 +94,5 @@ def test_config_is_created_replaced_and_read_after_a_restart(scope: Scope, tmp_p
     assert scope.json("get", "config", "app")["spec"]["data"] == {"a": "b"}
     before = scope.json("get", "workload", "web")["metadata"]["generation"]
     output = scope.output("rollout", "restart", "web")
-    assert f"restarted as generation {before + 1}" in output
+    assert f"workload/web: rollout of generation {before + 1} started" in output
     assert scope.json("get", "workload", "web")["metadata"]["generation"] == before + 1

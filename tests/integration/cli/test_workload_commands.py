@@ -153,4 +153,4 @@ def test_delete_with_wait_leaves_no_replicas(ups: Ups, web: str) -> None:
         "workload/web is deleted",
     ]
     assert json.loads(output_of(ups, "get", "replicas", "-o", "json"))["items"] == []
-    assert " Remove " in output_of(ups, "events", "--for", "replica/web-0")
+    assert " Removed " in output_of(ups, "events", "--for", "replica/web-0")

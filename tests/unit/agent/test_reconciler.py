@@ -206,7 +206,7 @@ def test_probes_gate_reports_and_failing_live_probe_stops_process() -> None:
     assert bench.only_report() == ("unready", "")
     for _ in range(2):
         health.record("live", False, "no answer", NOW_MS)
-    assert bench.actions() == [StopAction(COPY, 30_000, "unwell")]
+    assert bench.actions() == [StopAction(COPY, 30_000, "unhealthy")]
     bench.runs(number=1)
     bench.phase(Phase.RUNNING)
     assert bench.actions() == [], "probe results of the previous start do not count"
@@ -248,7 +248,7 @@ def test_exit_of_job_is_reported_with_transition_and_result(ended: dict[str, Any
 def test_crash_reason_names_cause_in_readable_words() -> None:
     for ended, words in (
         ({"oom": True, "code": None, "signal": 9}, "its memory limit (64Mi)"),
-        ({"code": None, "fenced": True}, "longer than the workload's fence"),
+        ({"code": None, "fenced": True}, "longer than spec.fence"),
         ({"code": None, "failed": "no such program", "cure": "install it"}, "no such program; install it"),
         ({"code": 1, "why": "timeout"}, "its timeout of 1m"),
     ):
@@ -330,8 +330,14 @@ def test_restarted_agent_waits_for_assignments_after_its_lease() -> None:
 
 def test_process_stopped_by_probe_counts_as_failed_despite_exit_zero() -> None:
     bench = Bench(Phase.RUNNING, kind="service", made=template(restart=Restart(when="failure", backoff=Duration(100))))
-    bench.ended(code=0, why="unwell")
+    bench.ended(code=0, why="unhealthy")
     assert isinstance(bench.actions(NOW_MS + 100)[0], StartAction)
+
+
+def test_former_result_in_a_keeper_record_is_reported_by_its_new_name() -> None:
+    bench = Bench(Phase.RUNNING)
+    bench.ended(code=0, why="unwell")
+    assert bench.only_report() == ("crash", "unhealthy")
 
 
 # -- stop and drain ------------------------------------------------------------------------------------------------------------

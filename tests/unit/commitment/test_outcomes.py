@@ -7,8 +7,22 @@ import pytest
 from remit.commitment import batch as module
 from remit.commitment import outcomes as kept
 from remit.commitment.outcomes import WINDOW_MS, WINDOWS_RETAINED, AuditEntry, BatchRecord, Outcomes, batch_key
-from remit.model.claims import Abandon, Accepted, Apply, Code, Delete, Operation, OperationID, Refused, Spawn
-from remit.model.kinds import Config, DataSpec
+from remit.model.claims import (
+    Abandon,
+    Accepted,
+    AnyClaim,
+    Apply,
+    Bind,
+    Code,
+    Delete,
+    Mark,
+    Move,
+    Operation,
+    OperationID,
+    Refused,
+    Spawn,
+)
+from remit.model.kinds import Config, DataSpec, NodeHealth
 from remit.model.metadata import Metadata
 from remit.store import chain
 from tests.properties.authority_world import USER, Scope, scope_test, workload
@@ -20,6 +34,23 @@ NOTHING = Delete("Secret", "none", "t1")
 def code(answer: object) -> Code | None:
     assert isinstance(answer, list)
     return answer[0].code if isinstance(answer[0], Refused) else None
+
+
+@pytest.mark.parametrize(
+    ("claim", "detail"),
+    [
+        (Bind("replica/t1/w-0", 1, "n3", "tenant/t1"), "to n3"),
+        (Move("replica/t1/w-0", 1, "lose", 1, "lost", "node n3 sent no heartbeats"), "lost: node n3 sent no heartbeats"),
+        (Move("replica/t1/w-0", 1, "crash", 1, "exit 3"), "exit 3"),
+        (Move("replica/t1/w-0", 1, "evict", 1, reason="node n3 is draining"), "node n3 is draining"),
+        (Move("replica/t1/w-0", 1, "run", 1), ""),
+        (Mark("n3", 1, NodeHealth.SUSPECT, "no heartbeat for 15s"), "suspect: no heartbeat for 15s"),
+        (Mark("n3", 1, NodeHealth.READY), "ready"),
+    ],
+)
+def test_audit_entry_of_accepted_claim_states_its_cause(claim: AnyClaim, detail: str) -> None:
+    operation = Operation(OperationID("o.1.x"), USER, claim)
+    assert module.audit_entry(operation, module.audit_names(operation), "digest", 7).detail == detail
 
 
 @scope_test

@@ -80,12 +80,12 @@ def test_limit_is_earliest_stage_with_replicas() -> None:
     steps = [
         ([], "Creating"),
         (["pending", "serving"], "Queued"),
-        (["reserved", "serving"], "WaitsForRoom"),
+        (["reserved", "serving"], "WaitingForPreemption"),
         (["bound", "serving"], "NotStarted"),
         (["starting", "bound"], "NotStarted"),
-        (["running", "unknown"], "NodeSilent"),
+        (["running", "unknown"], "NodeUnreachable"),
         (["running", "serving"], "NotReady"),
-        (["ready", "serving"], "NotServed"),
+        (["ready", "serving"], "NotInEndpoints"),
         (["serving", "serving"], ""),
     ]
     for phases, limit in steps:
@@ -208,4 +208,4 @@ def test_stated_reason_is_the_detail_of_the_phase_that_limits() -> None:
     assert workload_progress(workload(replicas=2), counts, stated="fetching 3 MiB").limit.detail == "fetching 3 MiB"
     assert workload_progress(workload(replicas=2), counts).limit.detail == "preparing the process"
     missing = workload_progress(workload(replicas=3), counts, stated="fetching 3 MiB").limit
-    assert (missing.code, missing.detail) == ("missing", "replicas that are not created yet")
+    assert (missing.code, missing.detail) == ("missing", "replicas have not been created yet")

@@ -210,11 +210,11 @@ class Cluster:
             case "node-health":
                 found = [self._node(node) for node in change.nodes]
                 return self.with_(*(replace(node, status=NodeStatus(health=NodeHealth.READY)) for node in found))
-            case "takes-work":
+            case "schedulable":
                 found = [self._node(node) for node in change.nodes]
                 specs = [replace(node.spec, unschedulable=False, draining=False) for node in found]
                 return self.with_(*(replace(node, spec=spec) for node, spec in zip(found, specs, strict=True)))
-            case "place":
+            case "placement":
                 return self._respecced(workload, regions=(), zones=(), pools=())
             case "taints":
                 return self._respecced(workload, tolerations=(Toleration(operator="Exists"),))
@@ -232,7 +232,7 @@ class Cluster:
                 return self.with_(PolicyRevision(metadata=RecordMetadata(name=f"{number:08d}"), spec=spec))
             case "overrides":
                 return self.with_(drop=[key(one) for one in self.of(Override)])
-            case "shunned":
+            case "others-anti-affinity":
                 cluster = self
                 for other in self.of(Workload):
                     if other.metadata.name != workload:

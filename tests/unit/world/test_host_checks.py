@@ -54,7 +54,7 @@ def test_bubblewrap_working_only_for_root_is_reported(tmp_path: Path, monkeypatc
             place.chmod(0o755)  # the unprivileged user must reach it
     monkeypatch.setattr("remit.world.host_checks.shutil.which", lambda _: str(program))
     found = check_named("bubblewrap", tmp_path)
-    assert found.state == "warn" and "for unprivileged users" in found.found
+    assert found.state == "warn" and "for an unprivileged user" in found.found
     assert "--work-user root" in found.cure and "userns" in found.cure
     program.write_text("#!/bin/sh\necho inside\n")
     assert check_named("bubblewrap", tmp_path).state == "ok"

@@ -189,31 +189,36 @@ def show_placement(console: Console, placement: PlannedPlacement) -> None:
     where = f": {', '.join(f'{name} {count}' for name, count in nodes[:NODES_SHOWN])}{more}" if nodes else ""
     error_text = f"    placement: {placement.placed:,} of {many(placement.wanted, 'new replica')} would be placed"
     console.print(Text.assemble((error_text, style), escaped(where)), soft_wrap=True)
-    pending = placement.waits if placement.waits is not None else placement.stops
-    if placement.placed < placement.wanted and pending is not None:
-        _show_pending(console, pending)
+    if placement.placed >= placement.wanted:
+        return
+    if placement.waits is not None:
+        _show_pending(console, placement.waits)
+    if placement.stops is not None:
+        _show_blocked_rollout(console, placement.stops)
 
 
 def _show_pending(console: Console, pending: Any) -> None:
-    """Print why the remaining replicas stay pending.
+    """Print why the remaining replicas would stay pending.
 
     `waits` is the JSON of a pending explanation. A placement trial that stopped early returns fewer of its fields, so every
     field is optional.
     """
     from rich.text import Text
 
-    from remit.cli.output.explanations import format_nearest, format_remedy, funnel_line
+    from remit.cli.output.explanations import format_nearest, format_reason, format_remedy, funnel_line
     from remit.model.objects import dec_hook
     from remit.proposal.explain.result_types import FilterFunnel, NearestNodeExplanation, Remedy
 
     verdict = f" ({pending['verdict']})" if pending.get("verdict") else ""
-    reason = f"{pending.get('meaning', '')}; {pending.get('detail', '')}".strip("; ")
+    passage = msgspec.convert(pending["passage"], FilterFunnel, dec_hook=dec_hook) if pending.get("passage") else None
+    reason = format_reason(pending.get("meaning", ""), pending.get("detail", ""), passage)
     console.print(
-        Text.assemble("    the rest is pending: ", (f"{pending.get('reason')}{verdict}", "yellow"), f"  {escaped(reason)}"),
+        Text.assemble(
+            "    the rest would stay pending: ", (f"{pending.get('reason')}{verdict}", "yellow"), f"  {escaped(reason)}"
+        ),
         soft_wrap=True,
     )
-    if pending.get("passage"):
-        passage = msgspec.convert(pending["passage"], FilterFunnel, dec_hook=dec_hook)
+    if passage is not None:
         console.print(Text(f"      {escaped(funnel_line(passage))}"), soft_wrap=True)
     if pending.get("nearest"):
         nearest = msgspec.convert(pending["nearest"], NearestNodeExplanation, dec_hook=dec_hook)
@@ -221,6 +226,16 @@ def _show_pending(console: Console, pending: Any) -> None:
     for item in pending.get("unblocks") or ():
         unblock = msgspec.convert(item, Remedy, dec_hook=dec_hook)
         console.print(Text(f"      unblocks if {escaped(format_remedy(unblock))}"), soft_wrap=True)
+
+
+def _show_blocked_rollout(console: Console, stops: Any) -> None:
+    """Print why the rollout would not get further, from the JSON of `stops`."""
+    from rich.text import Text
+
+    head = ("    the rollout would not proceed: ", (str(stops.get("reason", "")), "yellow"))
+    console.print(Text.assemble(*head, f"  {escaped(str(stops.get('meaning', '')))}"), soft_wrap=True)
+    if stops.get("cure"):
+        console.print(Text(f"      fix: {escaped(stops['cure'])}"), soft_wrap=True)
 
 
 def _print_end(answer: PlanAnswer, context: CommandContext, files: tuple[str, ...]) -> None:
@@ -233,7 +248,7 @@ def _print_end(answer: PlanAnswer, context: CommandContext, files: tuple[str, ..
     params = click.get_current_context().params
     args += [
         arg
-        for name in ("context", "server", "token_file", "tenant")
+        for name in ("context", "server", "token_file", "tenant", "ca_file")
         if params.get(name)
         for arg in (f"--{name.replace('_', '-')}", params[name])
     ]

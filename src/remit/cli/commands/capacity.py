@@ -197,7 +197,15 @@ def _print(answer: CapacityAnswer, output: str) -> None:
 def _show(console: Console, answer: CapacityAnswer) -> None:
     from rich.text import Text
 
-    from remit.cli.output.explanations import NOT_POSSIBLE, format_nearest, format_remedy, funnel_line, line, many
+    from remit.cli.output.explanations import (
+        NOT_POSSIBLE,
+        format_nearest,
+        format_reason,
+        format_remedy,
+        funnel_line,
+        line,
+        many,
+    )
 
     least = "at least " if answer.capped else ""
     console.print(
@@ -238,9 +246,8 @@ def _show(console: Console, answer: CapacityAnswer) -> None:
     if stop is None:
         line(console, "next one", f"not computed: counting stops at {answer.most:,}")
     else:
-        line(
-            console, "next one", Text.assemble("blocked by ", (stop.reason, "bold yellow"), f": {stop.meaning}; {stop.detail}")
-        )
+        reason = format_reason(stop.meaning, stop.detail, stop.passage)
+        line(console, "next one", Text.assemble("blocked by ", (stop.reason, "bold yellow"), f": {reason}"))
         line(console, "nodes", funnel_line(stop.passage) + (" -> quota 0" if stop.reason in QUOTA else ""))
         if stop.nearest is not None:
             line(console, "nearest fit", format_nearest(stop.nearest))

@@ -52,7 +52,7 @@ POLL_MS: Final = 2_000
 )
 @server_options()
 def events(context: CommandContext, about: str, type_: str | None, limit: int, watch: bool, output: str) -> None:
-    """Print events, newest last: reports of components, and claims that the authority accepted or refused.
+    """Print events, newest last: reports of components, and operations that the leader (authority) accepted or refused.
 
     Repeated events are one line with a count and the time span.
     """

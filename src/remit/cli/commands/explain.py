@@ -50,7 +50,7 @@ SHORT = {
 @click.option(
     "--ca-file", default="", metavar="FILE", help="CA certificate for https. Default: REMIT_CA_FILE, then the context."
 )
-@click.option("--node", default="", metavar="NODE", help="Also explain why it cannot be placed on this node.")
+@click.option("--node", default="", metavar="NODE", help="Also explain whether it fits this node, and why not.")
 @click.option(
     "-o",
     "--output",
@@ -77,8 +77,8 @@ def explain(
     """Explain why a workload or replica is pending or where it is, and which changes would help.
 
     WHAT is workload/NAME or replica/NAME. The answer has one dominant reason, the number of nodes that each filter rejected
-    (they add up to all nodes), the node that comes nearest, and the smallest changes that would allow placement, each tried
-    on a copy of the cluster state.
+    (rejected and fitting nodes add up to all nodes), the node that comes nearest, and the smallest changes that would allow
+    placement, each tried on a copy of the cluster state.
     """
     kind, tenant, name = _parse_target(what, tenant)
     if data is None:

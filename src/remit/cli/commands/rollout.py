@@ -181,7 +181,7 @@ def restart(context: CommandContext, workload: str, wait: bool, timeout: str) ->
     """Restart the replicas of WORKLOAD: roll out a new generation with the same spec, like any other change.
 
     New replicas read the current secrets and configs. The restart sets an environment variable in the template; applying a
-    file without it later rolls out once more.
+    manifest without that variable later starts another rollout.
     """
     from remit.cli.session.object_lookup import display_name_of, get_object, tenant_of
     from remit.cli.session.wait_conditions import WorkloadReady, parse_timeout, wait_for_goals
@@ -198,7 +198,7 @@ def restart(context: CommandContext, workload: str, wait: bool, timeout: str) ->
         tenant, path = tenant_of(context, obj), display_name_of(context, obj)
         change = {"spec": {"template": {"env": {RESTARTED: BootClock().wall()}}}}
         patched = await api.patch(Workload, obj.name, change, tenant=tenant)
-        click.echo(f"{escaped(path)} restarted as generation {patched.metadata.generation}")
+        click.echo(f"{escaped(path)}: rollout of generation {patched.metadata.generation} started")
         if wait:
             await wait_for_goals(api, [WorkloadReady(obj.name, tenant, display_name=path)], timeout_ms)
 

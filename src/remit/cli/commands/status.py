@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=click.Choice(["text", "json"]), default="text", show_default=True, help="Output format.")
 @server_options()
 def status(context: CommandContext, output: str) -> None:
-    """Show the state of the scope, and scheduler or controller leases that are not held.
+    """Show the state of the scope (one control plane with its nodes), and scheduler or controller leases that are not held.
 
     Without a scheduler nothing is placed. Without controllers nothing is replaced, rolled out or removed. Running replicas
     continue in both cases. Exits with 1 if one of their leases is not held, and prints the fix. A new leader
@@ -67,7 +67,7 @@ def lines(scope_status: ScopeStatus, url: str) -> Iterator[tuple[str, str]]:
     yield "nodes", format_counts(scope_status.nodes)
     yield "replicas", format_counts(scope_status.replicas)
     if not scope_status.idle:
-        yield "leases", "no unheld leases known"
+        yield "leases", "all held"
     for number, lease in enumerate(scope_status.idle):
         yield WARNING, lease.why
         following = scope_status.idle[number + 1] if number + 1 < len(scope_status.idle) else None

@@ -253,6 +253,7 @@ def _print_checks(results: list[HostCheck]) -> None:
     from rich.text import Text
 
     from remit.cli.output.console import console, until_broken_pipe
+    from remit.cli.output.explanations import many
 
     marks = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
     table = Table.grid(padding=(0, 2))
@@ -267,8 +268,11 @@ def _print_checks(results: list[HostCheck]) -> None:
         out = console()
         out.print(table)
         if failures:
-            out.print(Text(f"\n{failures} failed; Remit does not run here until they are fixed", style="bold red"))
+            failed = "1 check failed; Remit does not run here until it is fixed"
+            if failures > 1:
+                failed = f"{failures} checks failed; Remit does not run here until they are fixed"
+            out.print(Text(f"\n{failed}", style="bold red"))
         elif warnings:
-            out.print(Text(f"\nRemit runs here, with {warnings} warnings", style="bold yellow"))
+            out.print(Text(f"\nRemit runs here, with {many(warnings, 'warning')}", style="bold yellow"))
         else:
             out.print(Text("\nall checks passed", style="bold green"))

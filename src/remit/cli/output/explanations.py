@@ -20,7 +20,7 @@ from remit.law.refusals import REFUSALS
 from remit.law.workload_rules import PHASE_DETAILS
 from remit.model.claims import Code
 from remit.model.problems import escaped
-from remit.model.records import DecisionCandidate, Phase
+from remit.model.records import DecisionCandidate, Phase, result_text
 from remit.model.resources import Amount, format_duration
 from remit.proposal.explain.result_types import (
     Change,
@@ -41,31 +41,31 @@ from remit.proposal.queue.backlog import RETRY_MS_MAX
 
 PASSED_LABELS: Final = {
     "node-health": "ready",
-    "takes-work": "schedulable",
-    "place": "placement matches",
+    "schedulable": "schedulable",
+    "placement": "placement matches",
     "policy": "policy allows",
     "taints": "taints tolerated",
     "labels": "labels match",
     "resources": "capacity",
     "devices": "free devices",
     "device-shares": "free device share",
-    "spread": "spread kept",
+    "spread": "topology spread",
     "affinity": "affinity met",
     "anti-affinity": "anti-affinity met",
-    "shunned": "others' anti-affinity met",
-    "overrides": "no override",
+    "others-anti-affinity": "others' anti-affinity met",
+    "overrides": "not excluded by override",
 }
 """By filter name: the label of the nodes that passed it, in the funnel line."""
 
 RELAXED: Final = {
-    "place": "placement.regions, zones or pools allow another place",
+    "placement": "placement.regions, zones or pools allow another place",
     "policy": "the policy allows another place",
     "taints": "it tolerates the taint, or the taint is removed",
     "labels": "nodeSelector or expressions are removed, or a node is labelled",
     "spread": "topologySpread is relaxed (ScheduleAnyway)",
     "affinity": "affinity is removed, or a matching replica is placed",
     "anti-affinity": "antiAffinity is removed",
-    "shunned": "the replicas with antiAffinity to it drop that antiAffinity",
+    "others-anti-affinity": "the antiAffinity of the other replicas no longer matches it",
     "overrides": "the overrides that exclude it end",
 }
 """By filter name: the change after which the filter no longer rejects the replica. It completes a sentence that begins with
@@ -124,9 +124,9 @@ def format_change(change: Change) -> str:
         case "grant":
             return f"grant {change.what} is renewed"
         case "tenant":
-            return f"{change.what} is declared here"
+            return f"{change.what.replace('/', ' ', 1)} is declared in this scope"
         case "policy":
-            return f"the lease on policy {change.what} is renewed"
+            return f"the parent scope renews policy revision {change.what}"
         case "override":
             return f"override {change.what} ends"
         case "members":
@@ -152,7 +152,7 @@ def _format_relaxed(change: Change) -> str:
     nodes = ", ".join(change.nodes) or "one of them"
     if change.what == "node-health":
         return f"{nodes} {'becomes' if len(change.nodes) < 2 else 'become'} ready"
-    if change.what == "takes-work":
+    if change.what == "schedulable":
         return f"{nodes} {_are(len(change.nodes) or 1)} uncordoned"
     return RELAXED.get(change.what, f"plug-in {change.what} lets it pass")
 
@@ -208,14 +208,34 @@ def format_clock(at: str) -> str:
 UNBLOCKED_BY: Final = {
     "node": "a change of nodes",
     "room": "freed capacity",
-    "peers": "a placement of the same tenant",
+    "peers": "another replica of the tenant placed or removed",
+    "member": "another replica of the gang",
     "policy": "a policy change",
     "override": "the end of an override",
     "quota": "freed or raised quota",
     "workload": "a change of the workload",
-    "time": "the passing of time",
+    "time": "a retry",
 }
 """By unblock event: text for the line `next attempt`."""
+PHASE_ENDS: Final = {
+    Phase.RESERVED: "the repair controller returns it to pending",
+    Phase.BOUND: "the repair controller aborts this attempt",
+    Phase.STARTING: "the repair controller aborts this attempt",
+    Phase.DRAINING: "the agent of the node stops it; if the node sends no heartbeats, the node controller marks it unknown",
+    Phase.STOPPING: "the agent of the node stops it; if the node sends no heartbeats, the node controller marks it unknown",
+    Phase.FINISHED: "the workload controller releases it",
+    Phase.UNKNOWN: (
+        "if the node sends no heartbeats, the node controller declares it lost; with `replace: fenced`, the default of jobs, "
+        "only after spec.fence"
+    ),
+    Phase.FAILED: "the repair controller releases it",
+}
+"""How each phase ends that another role than the agent must end."""
+
+TIMED_PHASES: Final = frozenset({Phase.RESERVED, Phase.BOUND, Phase.STARTING})
+"""The phases that end by a timeout; the others end as soon as the named role acts."""
+
+REFUSAL_MEANINGS: Final = frozenset(refusal.meaning for refusal in REFUSALS.values())
 INDENT: Final = 14
 HISTORY_SHOWN: Final = 12
 STYLES: Final = {"now": "green", "not-now": "yellow", "never": "red"}
@@ -252,7 +272,11 @@ def _workload(console: Console, explanation: WorkloadExplanation, verbose: bool,
     line(console, "progress", f"{counted(explanation.stages)} of {explanation.wanted:,} desired{missing}")
     for number, group in enumerate(explanation.groups):
         if number and not verbose:
-            line(console, "", f"{group.count:,} more of generation {group.generation}: {group.waits.reason or 'now'}")
+            line(
+                console,
+                "",
+                f"{group.count:,} more of generation {group.generation}: {group.waits.reason or 'can be placed now'}",
+            )
             continue
         similar = f" and {many(group.count - 1, 'other')} like it" if group.count > 1 else ""
         _pending(console, f"{group.first}{similar}", group.waits, explanation.since, explanation.history, verbose, wall)
@@ -262,7 +286,7 @@ def _workload(console: Console, explanation: WorkloadExplanation, verbose: bool,
             detail = f"{many(released, 'released replica')} completed, or will be retried or removed by the controllers"
         line(console, "limited by", _format_limit(explanation.limit, detail))
     if explanation.unattended:
-        line(console, "not running", explanation.unattended, BAD)
+        line(console, "warning", explanation.unattended, BAD)
 
 
 def _format_limit(limit: str, detail: str) -> str:
@@ -271,17 +295,20 @@ def _format_limit(limit: str, detail: str) -> str:
     if detail:
         return f"{limit}: {detail}"
     if limit == "missing":
-        return "replicas that are not created yet; the workload controller creates them"
-    detail = PHASE_DETAILS.get(limit, "not ready yet")
-    return f"{_format_phase(Phase(limit))}; {detail}" if Phase(limit) in PHASE_TIMEOUTS else f"{limit}: {detail}"
+        return "missing: replicas have not been created yet; the workload controller creates them"
+    phase = Phase(limit)
+    text = f"{limit}: {PHASE_DETAILS.get(limit, 'not ready yet')}"
+    return f"{text} (times out after {_timeout(phase)})" if phase in TIMED_PHASES else text
+
+
+def _timeout(phase: Phase) -> str:
+    return format_duration(PHASE_TIMEOUTS[phase].limit_ms)
 
 
 def _format_phase(phase: Phase) -> str:
-    wait = PHASE_TIMEOUTS.get(phase)
-    if wait is None:
-        return f"{phase}"
-    limit = format_duration(wait.limit_ms) if wait.limit_ms else "the workload's fence"
-    return f"{phase} may last {limit}; after that the {wait.role} role performs `{wait.transition}`"
+    """Return how the phase ends if the replica stays in it."""
+    end = PHASE_ENDS[phase]
+    return f"times out after {_timeout(phase)} in phase {phase}; then {end}" if phase in TIMED_PHASES else end
 
 
 # -- a replica -----------------------------------------------------------------------------------------------------------------
@@ -307,16 +334,22 @@ def _replica(console: Console, explanation: ReplicaExplanation, verbose: bool, w
     if explanation.said:
         line(console, "agent report", explanation.said)
     if explanation.result or explanation.reason:
-        line(console, "reason", " ".join(part for part in (explanation.result, explanation.reason) if part))
+        line(console, "reason", result_text(explanation.result, explanation.reason))
     if explanation.victims:
-        gone = sum(explanation.victims.values())
-        waits = listed([name.removeprefix("replica/") for name, remaining in explanation.victims.items() if not remaining])
-        line(console, "reserved", f"{gone} of {len(explanation.victims)} victims are released; not released yet: {waits}")
+        line(console, "reserved", _format_victims(explanation.victims))
     if explanation.grants:
         devices = f"; devices {', '.join(sorted(explanation.devices))}" if explanation.devices else ""
         line(console, "charged to", ", ".join(explanation.grants) + devices)
     if explanation.node:
         _chosen(console, explanation, explanation.chosen, verbose, wall)
+
+
+def _format_victims(gone: Mapping[str, bool]) -> str:
+    """The preempted replicas that must stop before a reservation is bound. `gone`: by victim, whether it has stopped."""
+    remaining = [name.removeprefix("replica/") for name, has_stopped in gone.items() if not has_stopped]
+    if not remaining:
+        return f"{many(len(gone), 'preempted replica')} stopped; the scheduler binds the reservation next"
+    return f"waiting for {len(remaining)} of {many(len(gone), 'preempted replica')} to stop: {listed(remaining)}"
 
 
 def _chosen(
@@ -349,7 +382,7 @@ def _chosen(
 def _format_rank(explanation: ReplicaExplanation, chosen: PlacementExplanation) -> str:
     fitting = many(chosen.passage.fits, "node")
     if all(candidate.node != explanation.node for candidate in chosen.candidates):
-        return f"one of {fitting} that fit; the best ones before the replicas of the same batch were placed:"
+        return f"one of {fitting} that fit; best nodes when its batch began:"
     return f"the best of {fitting} that fit" if chosen.passage.fits > 1 else "the only node that fits"
 
 
@@ -411,9 +444,9 @@ def _pending(
     for number, remedy in enumerate(waits.unblocks):
         line(console, "" if number else "unblocks", f"{'if' if not number else 'or if'} {format_remedy(remedy)}")
     if waits.verdict != "now" and not waits.unblocks:
-        line(console, "unblocks", "none of the small changes that were tried would be enough")
+        line(console, "unblocks", "no small change was found that would make it fit")
     if waits.preemption is not None:
-        line(console, "preempts", format_preemption(waits.preemption))
+        line(console, "preemption", format_preemption(waits.preemption))
     if waits.verdict != "now":
         line(console, "next attempt", _next_attempt(waits, history, wall))
     if verbose or waits.quota.covers < waits.quota.wanted:
@@ -426,7 +459,7 @@ def _verdict(waits: PendingExplanation) -> str:
     return {
         "now": "now",
         "not-now": "not-now (an event can end the wait)",
-        "never": "never (with the cluster as declared now)",
+        "never": "never (not without a change of the workload, the nodes or the policy)",
     }[waits.verdict]
 
 
@@ -434,7 +467,17 @@ def _format_reason(waits: PendingExplanation) -> str:
     if waits.verdict == "now":
         first = waits.candidates[0].node if waits.candidates else "a node"
         return f"nothing prevents its placement: the next cycle would place it on {first}"
-    return f"{waits.meaning}; {waits.detail}"
+    return format_reason(waits.meaning, waits.detail, waits.passage)
+
+
+def format_reason(meaning: str, detail: str, funnel: FilterFunnel | None) -> str:
+    """Joins the meaning of a reason and its detail. The meaning of a refusal code is about one node, so it is left out if the
+    detail counts the nodes by their reasons.
+    """
+    counts = ("the cluster has no nodes", f"{funnel.fits} of {funnel.nodes} nodes fit") if funnel is not None else ()
+    if meaning in REFUSAL_MEANINGS and counts and detail.startswith(counts):
+        return detail
+    return "; ".join(part for part in (meaning, detail) if part)
 
 
 def _next_attempt(waits: PendingExplanation, history: Sequence[HistoryEntry], wall: str) -> str:
@@ -484,7 +527,7 @@ def _node(console: Console, other_node: NodeFitExplanation, own_node: NodeFitExp
         console, f"on {other_node.node}", Text(f"it violates {many(len(other_node.broken), 'rule')} there now", style="yellow")
     )
     for item in other_node.broken:
-        line(console, "", f"{item.filter}: {item.meaning} (fix: {item.cure})")
+        line(console, "", f"{item.filter}: {item.meaning} (passes after: {item.cure})")
     if other_node.lacks:
         line(console, "", f"it lacks {other_node.lacks}")
 

@@ -32,6 +32,7 @@ from remit.model.records import (
     Phase,
     Replica,
     Summary,
+    result_text,
 )
 from remit.model.resources import Amount
 from remit.model.wire.api_types import EndpointItem, NodeTop, ReplicaTop, WorkloadProgressItem
@@ -122,9 +123,7 @@ def _replica(replica: Replica, row_context: RowContext) -> Cells:
         reason = Cell("queued", FAINT)
     else:
         report = top.said if top is not None and status.phase in _NOT_READY else ""
-        reason = Cell(
-            " ".join(part for part in (status.result, report or status.reason) if part) or NONE, UNSURE if report else ""
-        )
+        reason = Cell(result_text(status.result, report or status.reason) or NONE, UNSURE if report else "")
     ports = ",".join(f"{name}:{port}" for name, port in sorted(status.ports.items()))
     return (
         Cell(status.phase.value, PHASE_STYLES.get(status.phase, "")),

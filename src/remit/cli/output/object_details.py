@@ -153,7 +153,7 @@ async def _node(api: Api, out: Console, obj: Node) -> None:
         _used(
             out, "memory", format_bytes, requested.memory_bytes, capacity.memory_bytes, top.memory_bytes if reported else None
         )
-        field(out, "reported", format_report_age(top.age_ms))
+        field(out, "last report", format_report_age(top.age_ms))
     if replicas:
         await _replicas(api, out, sort_objects(replicas, ""), all_tenants=True)
 

@@ -28,7 +28,7 @@ from remit.law.workload_rules import condition_of
 from remit.model.kinds import Node, Workload
 from remit.model.metadata import Condition
 from remit.model.problems import escaped
-from remit.model.records import Phase, Replica
+from remit.model.records import Phase, Replica, result_text
 from remit.model.resources import format_duration, parse_duration
 from remit.model.wire.api_types import WorkloadProgressItem
 from remit.world.clock import BootClock
@@ -190,7 +190,7 @@ class WorkloadReady:
 
 def workload_goal_status(workload: Workload, progress: WorkloadProgressItem, *, must_complete: bool = False) -> GoalStatus:
     """Return whether the workload is ready. With `must_complete`, a job must have completed."""
-    text = f"{format_funnel(funnel(progress, workload.spec.type))} of {progress.desired:,}"
+    text = f"{format_funnel(funnel(progress, workload.spec.type))} of {progress.desired:,} desired"
     if workload.metadata.deleting:  # its desired number is 0, so the numbers alone would look like success
         return GoalStatus(False, text, failed="it is being deleted", fix=DELETED.fix)
     failed = condition_of(workload.status.conditions, "Failed")
@@ -349,7 +349,8 @@ class ReplicaSucceeded:
         if obj is None:
             return DELETED
         status = obj.status
-        text = " ".join(part for part in (f"is {status.phase.value}", status.result, status.reason) if part)
+        ending = result_text(status.result, status.reason)
+        text = f"is {status.phase.value}" + (f", {ending}" if ending else "")
         return GoalStatus(
             status.result == "ok" and status.phase in _TERMINAL_PHASES, text, placed=status.phase not in _UNPLACED_PHASES
         )

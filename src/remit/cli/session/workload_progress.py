@@ -84,18 +84,20 @@ def _finished(progress: WorkloadProgressItem) -> int:
 
 
 def funnel(progress: WorkloadProgressItem, kind: str) -> list[tuple[str, int]]:
-    """Return how many replicas have reached each stage. Completed replicas are included, although they may be released."""
+    """Return how many replicas were created and have reached each stage. Completed replicas are included, although they may be
+    released.
+    """
     present = sum(count for name, count in progress.stages.items() if name not in (P.FINISHED.value, DONE))
     stages = [(name, count_in(progress, *phases)) for name, phases in STAGES]
     if kind == "job":
         stages = [*stages[:3], ("running", count_in(progress, *RUNNING_PHASES, P.FINISHED)), (DONE, progress.done)]
-    return [("admitted", progress.desired), (QUEUED, present + _finished(progress)), *stages]
+    return [("created", present + _finished(progress)), *stages]
 
 
 def format_funnel(stages: Sequence[tuple[str, int]]) -> str:
-    """Format a funnel as `queued 6 > bound 4 > serving 0`. Of stages with equal counts only the furthest is shown."""
+    """Format a funnel as `created 6, bound 4, serving 0`. Of stages with equal counts only the furthest is shown."""
     named = [one for one, after in zip(stages, [*stages[1:], ("", -1)], strict=True) if one[1] != after[1]]
-    return " > ".join(f"{name} {count:,}" for name, count in named)
+    return ", ".join(f"{name} {count:,}" for name, count in named)
 
 
 def is_rolled_out(workload: Workload) -> bool:

@@ -178,7 +178,7 @@ class NodeController(Controller):
                     name,
                     revision,
                     target,
-                    reason=f"no heartbeat for {silent_ms} ms" if silent_ms > timing.suspect_ms else "heartbeat received",
+                    reason=_silence_text(silent_ms) if silent_ms > timing.suspect_ms else "heartbeat received",
                 )
             )
 
@@ -211,7 +211,7 @@ class NodeController(Controller):
                             row.revision,
                             "lose",
                             result="lost",
-                            reason=f"node {node} sent no heartbeats for longer than the fence of the workload",
+                            reason=_lost_reason(node, spec, time.timing),
                         )
                     )
 
@@ -242,7 +242,7 @@ class NodeController(Controller):
             self._mass_silences[region] = since_ms, False
             message = (
                 f"most nodes of region {region} send no heartbeats, so none is marked unknown and nothing is evicted there; "
-                "check the network, and delete nodes that are gone for good"
+                "check the network and the machines. Nodes that are gone for good and hold no replicas can be deleted"
             )
             yield self._event(region, "MassSilence", message)
         elif not silent and self._mass_silences.pop(region, None) is not None:
@@ -251,13 +251,22 @@ class NodeController(Controller):
             self._mass_silences[region] = since_ms, True
             message = (
                 f"most nodes of region {region} have sent no heartbeats for {Duration(time.timing.call_operator_ms)}; find out "
-                "whether the region is lost, and if so declare it lost"
+                "whether the network or the machines failed, and restore them; Remit never declares a whole region lost"
             )
             yield self._event(region, "CallOperator", message)
 
     def _event(self, region: str, reason: str, message: str, type_: Any = "Warning") -> Action:
         event = EventSpec(regarding=f"{_REGION_PREFIX}{region}", type=type_, reason=reason, message=message, source=Role.NODES)
         return Action(RecordEvent(f"{reason.lower()}-{region}-{self.cache.revision}", event))
+
+
+def _silence_text(silent_ms: int) -> str:
+    return f"no heartbeat for {Duration(silent_ms // 1_000 * 1_000 or silent_ms)}"
+
+
+def _lost_reason(node: str, spec: WorkloadSpec, timing: Timing) -> str:
+    limit = f"spec.fence ({spec.fence})" if spec.is_fenced else f"{Duration(timing.eager_ms)}"
+    return f"node {node} sent no heartbeats for longer than {limit}"
 
 
 def _fence_ms(spec: WorkloadSpec, timing: Timing) -> int:

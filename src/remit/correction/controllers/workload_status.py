@@ -34,7 +34,7 @@ from remit.law.timing import Timing
 from remit.law.workload_rules import condition_of, stage_reason
 from remit.model.claims import Delete, Refused
 from remit.model.kinds import Workload
-from remit.model.records import Phase, ReplicaStatus
+from remit.model.records import Phase, ReplicaStatus, result_text
 from remit.observation.watch_cache import CachedRow
 from remit.world.interfaces import Clock
 
@@ -275,7 +275,7 @@ def _replica_failure(workload: Workload, failed: Sequence[CachedRow]) -> str:
 
 def _last_result(status: ReplicaStatus) -> str:
     """Return how the last attempt ended."""
-    return f"{status.result} {status.reason}".strip()[:MESSAGE_CHARS_MAX] if status.result else ""
+    return result_text(status.result, status.reason)[:MESSAGE_CHARS_MAX] if status.result else ""
 
 
 def _stage_reason(workload: Workload, desired: int, members: Sequence[CachedRow]) -> str:

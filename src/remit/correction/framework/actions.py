@@ -17,6 +17,7 @@ from remit.law.workload_rules import condition_of
 from remit.model.claims import AnyClaim, Apply, Claim, Delete, Forget, Move, RecordEvent, SetCondition, Spawn
 from remit.model.kinds import Node, Workload
 from remit.model.metadata import Condition
+from remit.model.objects import key_of
 from remit.model.roles import Role
 
 _SEPARATE_CLAIMS = {Spawn: "create", Forget: "forget"}
@@ -150,3 +151,17 @@ def later_timestamp(wall: str, known: str) -> str:
     except ValueError:
         return wall
     return (last + timedelta(milliseconds=1)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def describe_claim(claim: AnyClaim) -> str:
+    """Return the operation and the object of a claim, for people."""
+    match claim:
+        case Move(transition=transition, replica=replica):
+            return f"transition {transition} of {replica}"
+        case Spawn(tenant=tenant, workload=workload, first=first, count=count):
+            last = first + count - 1
+            return f"creation of {workload}-{first}" + (f" to {workload}-{last}" if count > 1 else "") + f" of tenant {tenant}"
+        case Delete(kind=kind, name=name, tenant=tenant):
+            return f"deletion of {key_of(kind, name, tenant)}"
+        case _:
+            return f"a {type(claim).__name__} claim"

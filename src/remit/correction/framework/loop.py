@@ -29,6 +29,7 @@ from remit.correction.framework.actions import (
     ReconcileResult,
     RequeueAfter,
     RequeueCoalesced,
+    describe_claim,
 )
 from remit.correction.framework.work_queue import UNDONE_MAX, BackoffPolicy, UndoDetector, WorkQueue
 from remit.law.lifecycle import SNAPSHOT_AGE_MS_MAX
@@ -394,16 +395,16 @@ class _LeaseTerm:
             elif violation := permissions.violation_of(result.claim):
                 if violation not in self._loop.reported_violations:
                     self._loop.reported_violations[violation] = None
-                    batch.add("", [self._event(key, "OutsideRemit", violation)])
+                    batch.add("", [self._event(key, "UndeclaredOperation", violation)])
             elif result.undo_key and detector.is_held(result.undo_key, time.now_ms):
                 self.queue.enqueue_at(key, time.now_ms + self._loop.timing.resync_ms)
                 if detector.take_unreported(result.undo_key):
                     pause = Duration(self._loop.timing.undo_hold_ms)
                     message = (
-                        f"another writer undid this action {UNDONE_MAX} times, so it is not repeated for {pause}: "
-                        f"{result.undo_key}. `remit audit` shows the other writer"
+                        f"another writer undid this {UNDONE_MAX} times, so it is not repeated for {pause}: "
+                        f"{describe_claim(result.claim)}. `remit audit` shows the other writer"
                     )
-                    batch.add("", [self._event(key, "Fought", message)])
+                    batch.add("", [self._event(key, "RepeatedlyUndone", message)])
             elif not self._is_already_set(result.claim):
                 actions.append(result)
         return actions

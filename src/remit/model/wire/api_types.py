@@ -233,7 +233,7 @@ class ScopeStatus(ApiType, frozen=True, kw_only=True):
     version: str = ""
     uptime_ms: Natural = 0
     cache_age_ms: Annotated[
-        Natural, Meta(description="age of the server's watch cache: time since it last heard from the store")
+        Natural, Meta(description="age of the server's watch cache: time since the store last answered it")
     ] = 0
     board_age_ms: Annotated[Natural, Meta(description="deprecated: the same as cacheAgeMs")] = 0
     idle: tuple[IdleLease, ...] = ()

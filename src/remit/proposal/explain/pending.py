@@ -40,7 +40,7 @@ from remit.proposal.explain.result_types import (
 from remit.proposal.explain.what_if import DAEMON_FILTERS, Trial, TrialSetting
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.funnel import Funnel, could_ever_fit, funnel, missing_capacity, nearest_fit, rejection_text
-from remit.proposal.placement.plugins import Filter, Score, UnblockEvent
+from remit.proposal.placement.plugins import GANG_MEMBER, Filter, Score, UnblockEvent
 from remit.proposal.placement.preemption import DisruptionAllowance, plan_evictions
 from remit.proposal.placement.preemption_candidates import VictimRateLimit, VictimSelector
 from remit.proposal.quota import QuotaSource, quota_source
@@ -96,7 +96,7 @@ def explain_pending(view: SchedulerView, generation: int, priority: int, rules: 
     node_funnel = funnel(work.trial.kernel, work.trial.work_class)
     code, detail, never = _reason(view, work, node_funnel)
     if code is None and _policy_lapsed(work.requirements, rules.now):
-        code, detail = Code.POLICY_LAPSED, f"the lease on policy {work.requirements.policy} has expired"
+        code, detail = Code.POLICY_LAPSED, f"the lease on policy revision {work.requirements.policy} has expired"
     refusal = None if code is None else REFUSALS[code]
     nearest = nearest_fit(work.trial.kernel, work.trial.work_class) if not node_funnel.fits else None
     placements = work.trial.try_place(work.needed)
@@ -185,7 +185,7 @@ def _unblock_events(work: PendingWork, node_funnel: Funnel, code: Code | None) -
         case Code.OVERRIDE if work.key.paused:
             return (UnblockEvent.OVERRIDE,)
         case Code.GANG_SHORT if work.pending < work.gang_minimum:
-            return ("member", UnblockEvent.WORKLOAD)
+            return (GANG_MEMBER, UnblockEvent.WORKLOAD)
         case Code.OVER_QUOTA | Code.GRANT_VOID | Code.GRANT_EXPIRED:
             return (UnblockEvent.QUOTA,)
         case Code.POLICY_LAPSED:

@@ -17,7 +17,7 @@ from remit.law.fit import DeviceRequirement, Requirements
 from remit.model.kinds import Device, Node
 from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE, Amount
 from remit.proposal.explain.result_types import Change, Remedy
-from remit.proposal.explain.what_if import NODE_HEALTH, NODE_STATE_FILTERS, TAKES_WORK, Trial, ready_node
+from remit.proposal.explain.what_if import NODE_HEALTH, NODE_STATE_FILTERS, SCHEDULABLE, Trial, ready_node
 from remit.proposal.placement.devices import fits_devices
 from remit.proposal.placement.plugins import CAPACITY_CHECKS, PEER_CHECKS, applies
 
@@ -89,7 +89,7 @@ def _filter_changes(trial: Trial, relaxed: Trial, names: Sequence[str], count: i
             if trial.relaxed(*names, nodes=others).can_place(count):
                 nodes = others
     rows, columns = trial.columns.rows, trial.columns
-    refused = {NODE_HEALTH: ~columns.ready, TAKES_WORK: ~columns.open}
+    refused = {NODE_HEALTH: ~columns.ready, SCHEDULABLE: ~columns.open}
     return [
         Change("filter", name, nodes=tuple(node for node in nodes if name in refused and refused[name][rows[node]]))
         for name in names

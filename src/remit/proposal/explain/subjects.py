@@ -43,7 +43,7 @@ from remit.proposal.explain.result_types import (
     ReplicaExplanation,
     WorkloadExplanation,
 )
-from remit.proposal.placement.plugins import BUILTIN_FILTERS
+from remit.proposal.placement.plugins import BUILTIN_FILTERS, FORMER_FILTER_NAMES
 
 HISTORY_MAX: Final = 50
 GROUPS_MAX: Final = 8
@@ -152,7 +152,8 @@ def _placement_explanation(records: RecordedHistory, name: str, node: str) -> Pl
 
 def _recorded_funnel(spec: DecisionSpec) -> FilterFunnel:
     remaining, steps = spec.nodes, []
-    for name, refused in spec.funnel:
+    for stored_name, refused in spec.funnel:
+        name = FORMER_FILTER_NAMES.get(stored_name, stored_name)
         remaining -= refused
         steps.append(FilterStep(name, _REASONS.get(name, ""), refused, remaining))
     return FilterFunnel(spec.nodes, tuple(steps), spec.fits)

@@ -28,19 +28,19 @@ from remit.proposal.placement.kernel import Kernel, Placements
 from remit.proposal.placement.plugins import Filter, Score, applies
 
 NODE_HEALTH: Final = "node-health"
-TAKES_WORK: Final = "takes-work"
-NODE_STATE_FILTERS: Final = frozenset((NODE_HEALTH, TAKES_WORK))
+SCHEDULABLE: Final = "schedulable"
+NODE_STATE_FILTERS: Final = frozenset((NODE_HEALTH, SCHEDULABLE))
 """Filters that are relaxed by repairing nodes rather than by changing the workload."""
-SHUNNED: Final = "shunned"
+OTHERS_ANTI_AFFINITY: Final = "others-anti-affinity"
 ANTI_AFFINITY: Final = "anti-affinity"
 OVERRIDES: Final = "overrides"
 
-DAEMON_FILTERS: Final = (ANTI_AFFINITY, SHUNNED)
+DAEMON_FILTERS: Final = (ANTI_AFFINITY, OTHERS_ANTI_AFFINITY)
 """Filters that give a daemon one replica per node. Its manifest has no antiAffinity that could be removed."""
 
 _ANYWHERE: Final = MemoizedPredicate(lambda value: True)
 _RELAXED_FIELDS: Final[Mapping[str, Mapping[str, object]]] = {
-    "place": {"regions": _ANYWHERE, "zones": _ANYWHERE, "pools": _ANYWHERE},
+    "placement": {"regions": _ANYWHERE, "zones": _ANYWHERE, "pools": _ANYWHERE},
     "policy": {"allowed_regions": _ANYWHERE, "allowed_zones": _ANYWHERE, "allowed_pools": _ANYWHERE},
     "taints": {"tolerates": _ANYWHERE},
     "labels": {"node_expressions": ()},
@@ -118,7 +118,7 @@ class Trial:
     ) -> None:
         self.setting, self.columns = setting, columns
         self._relaxed = frozenset(relaxed)
-        self.peers = _TrialPeers(columns, counted, own, relaxed=SHUNNED in relaxed)
+        self.peers = _TrialPeers(columns, counted, own, relaxed=OTHERS_ANTI_AFFINITY in relaxed)
         override_filter = OverrideFilter()
         override_filter.effects = ActiveOverrides() if OVERRIDES in relaxed else setting.effects
         filters = tuple(filter_ for filter_ in setting.filters if filter_.name not in relaxed)
@@ -223,7 +223,7 @@ def ready_node(node: Node) -> Node:
 def _repaired(node: Node, filters: Collection[str]) -> Node:
     if NODE_HEALTH in filters and not is_ready(node):
         node = replace(node, status=NodeStatus(health=NodeHealth.READY))
-    if TAKES_WORK in filters and (node.spec.unschedulable or node.spec.draining):
+    if SCHEDULABLE in filters and (node.spec.unschedulable or node.spec.draining):
         node = replace(node, spec=replace(node.spec, unschedulable=False, draining=False))
     return node
 

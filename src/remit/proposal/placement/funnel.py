@@ -28,15 +28,15 @@ _DECLARATION_EVENTS: Final = frozenset((UnblockEvent.NODE, UnblockEvent.POLICY, 
 
 _REJECTIONS: Final = {
     "node-health": "not ready",
-    "takes-work": "cordoned or draining",
-    "place": "outside the requested regions, zones and pools",
+    "schedulable": "cordoned or draining",
+    "placement": "outside the requested regions, zones and pools",
     "policy": "not allowed by the policy",
     "taints": "taint not tolerated",
     "labels": "node selector does not match",
     "spread": "topology spread would be violated",
-    "affinity": "no replica that affinity requires",
+    "affinity": "no matching replica for affinity",
     "anti-affinity": "runs a replica excluded by anti-affinity",
-    "shunned": "runs a replica whose anti-affinity excludes this one",
+    "others-anti-affinity": "runs a replica whose anti-affinity excludes this one",
     "overrides": "excluded by an override",
 }
 """By filter name, why a node was rejected. Capacity filters are worded from the requirements: see `_rejection`."""
@@ -109,7 +109,7 @@ def _rejection(filter_: Filter, requirements: Requirements) -> str:
         )
     if filter_.check is fit.shares:
         return " or ".join(f"no {part.kind} with {part.amount}m free" for part in requirements.device_shares)
-    return _REJECTIONS.get(filter_.name, f"filter {filter_.name}")
+    return _REJECTIONS.get(filter_.name, f"rejected by filter {filter_.name}")
 
 
 def refused_only_by(kernel: Kernel, work_class: WorkClass, rows: Ints, filters: Sequence[Filter]) -> bool:

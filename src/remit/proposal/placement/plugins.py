@@ -64,6 +64,10 @@ class UnblockEvent(StrEnum):
     """No event is needed; the rejection ends with time."""
 
 
+GANG_MEMBER: Final = "member"
+"""Event of one gang: another replica of it was created. Filters cannot wait for it."""
+
+
 class PluginError(Exception):
     """A plug-in raised an exception or returned an invalid result."""
 
@@ -114,8 +118,8 @@ FILTER_DEFINITIONS: Final[
     dict[Callable[..., BoolOrMask], tuple[str, tuple[UnblockEvent, ...], Callable[[Requirements], bool]]]
 ] = {
     fit.ready: ("node-health", (UnblockEvent.NODE,), lambda requirements: True),
-    fit.accepting: ("takes-work", (UnblockEvent.NODE,), lambda requirements: True),
-    fit.place: ("place", (UnblockEvent.NODE,), lambda requirements: True),
+    fit.accepting: ("schedulable", (UnblockEvent.NODE,), lambda requirements: True),
+    fit.place: ("placement", (UnblockEvent.NODE,), lambda requirements: True),
     fit.policy: ("policy", (UnblockEvent.POLICY, UnblockEvent.NODE), lambda requirements: bool(requirements.policy)),
     fit.taints: ("taints", (UnblockEvent.NODE,), lambda requirements: True),
     fit.labels: ("labels", (UnblockEvent.NODE,), lambda requirements: bool(requirements.node_expressions)),
@@ -126,12 +130,15 @@ FILTER_DEFINITIONS: Final[
     fit.spread: ("spread", (*_PEER_EVENTS, UnblockEvent.POLICY), lambda requirements: bool(requirements.spread)),
     fit.affinity: ("affinity", _PEER_EVENTS, lambda requirements: bool(requirements.affinity)),
     fit.anti_affinity: ("anti-affinity", _PEER_EVENTS, lambda requirements: bool(requirements.anti_affinity)),
-    fit.symmetric_anti_affinity: ("shunned", _PEER_EVENTS, lambda requirements: True),
+    fit.symmetric_anti_affinity: ("others-anti-affinity", _PEER_EVENTS, lambda requirements: True),
 }
 BUILTIN_FILTERS: Final = tuple(
     Filter(FILTER_DEFINITIONS[rule.check][0], rule.code, rule.check, *FILTER_DEFINITIONS[rule.check][1:]) for rule in fit.RULES
 )
 """The rules of law/fit.py as filters, in the same order; funnels list them in this order."""
+
+FORMER_FILTER_NAMES: Final = {"takes-work": "schedulable", "place": "placement", "shunned": "others-anti-affinity"}
+"""By former name: filters in the funnels of decisions that were stored before their renaming."""
 
 STATIC_CHECKS: Final = frozenset(rule.check for rule in fit.STATIC_RULES)
 PEER_CHECKS: Final = frozenset((fit.spread, fit.affinity, fit.anti_affinity, fit.symmetric_anti_affinity))
@@ -151,7 +158,7 @@ def installed_filters(points: Iterable[EntryPoint] | None = None) -> tuple[Filte
     )
     for plugin in filters:
         invalid = [event for event in plugin.unblock_events if not isinstance(event, UnblockEvent)]
-        if plugin.name in {rule.name for rule in BUILTIN_FILTERS}:
+        if plugin.name in {*(rule.name for rule in BUILTIN_FILTERS), *FORMER_FILTER_NAMES}:
             raise PluginError(plugin.name, "this name belongs to a built-in filter")
         if not callable(plugin.check) or not isinstance(plugin.code, Code):
             raise PluginError(plugin.name, "a Filter needs a code of remit.model.claims.Code and a callable check")

@@ -19,7 +19,7 @@ from remit.serve.diagnostics.audit_log import AuditLog
 from remit.serve.http.replies import REFUSAL_STATUSES
 from remit.world.interfaces import Clock
 
-IN_PROCESS = "in process"
+IN_PROCESS = "(component in the server process)"
 """Target of audit entries whose claims did not arrive over HTTP."""
 OPERATION_ID_MAX = 128
 

@@ -81,7 +81,7 @@ class AuditLog:
             self._flush_counts(now_ms)
             if len(self._folds) >= FOLDS_MAX:
                 key = ("", "", "", "many", "")
-                item = replace(item, detail="too many kinds of refusals at once; this entry counts several")
+                item = replace(item, detail="refusals of several kinds, counted together because there were too many")
                 if (fold := self._folds.get(key)) is not None:
                     fold.count, fold.last = fold.count + 1, item
                     return

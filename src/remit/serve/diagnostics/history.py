@@ -25,6 +25,7 @@ from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.explain.pending import PlacementInputs
 from remit.proposal.explain.result_types import HistoryEntry, ReplicaExplanation, WorkloadExplanation
 from remit.proposal.explain.subjects import RecordedHistory, explain_replica, explain_workload
+from remit.serve.diagnostics.event_texts import accepted_message, event_text, refused_message
 from remit.serve.diagnostics.view_snapshots import ViewSnapshots
 from remit.serve.http.streams import BookmarkLine, HeartbeatLine, ResyncLine, json_line
 from remit.store.protocol import Compacted, Row, RowChange, Store, StoreError
@@ -314,19 +315,14 @@ def _occurrences_in_batch(row: Row, batch: BatchRecord) -> Iterator[_Occurrence]
             continue
         verb = entry.did.removeprefix("move ")
         source = entry.actor if entry.actor.startswith(entry.role) else f"{entry.role}/{entry.actor}"
+        text = event_text(verb)
         if entry.code:
-            yield _Occurrence(
-                row.revision, batch.at, "Warning", entry.code, _subject(entry), source, f"{verb} refused: {entry.detail}"
-            )
+            message = refused_message(text, entry.detail)
+            yield _Occurrence(row.revision, batch.at, "Warning", entry.code, _subject(entry), source, message)
         else:
-            message = entry.detail or f"{verb} accepted"
+            message = accepted_message(text, entry.detail)
             kind: Literal["Normal", "Warning"] = "Warning" if verb in _FAILURE_TRANSITIONS else "Normal"
-            yield _Occurrence(row.revision, batch.at, kind, _reason_of_verb(verb), _subject(entry), source, message)
-
-
-def _reason_of_verb(verb: str) -> str:
-    """Return a verb in the form of event reasons: `declare-lost` becomes `DeclareLost`."""
-    return "".join(part.capitalize() for part in verb.replace("-", " ").split())
+            yield _Occurrence(row.revision, batch.at, kind, text.reason, _subject(entry), source, message)
 
 
 def _subject(entry: AuditEntry) -> str:

@@ -56,17 +56,17 @@ def _unheld(status: AuthorityStatus, watch_cache: WatchCache, default_ttl_ms: in
             continue
         stored = watch_cache.get(key_of("Lease", lease))
         cure = f"start `remit {component}`; if it is running, see its log"
+        unheld = f"lease {lease} (remit {component}) is not held"
         if stored is None or not stored.spec.holder:
             if status.listened_ms > default_ttl_ms:
                 reason = "was never acquired" if stored is None else "was released"
-                yield IdleLease(lease=lease, part=component, why=f"lease {lease} is not held: it {reason}", cure=cure)
+                yield IdleLease(lease=lease, part=component, why=f"{unheld}: it {reason}", cure=cure)
             continue
         silent_ms = status.silent.get(lease, status.listened_ms)
         if silent_ms > stored.spec.ttl:
-            qualifier = (
-                "" if lease in status.silent else " at least"
-            )  # the authority does not know about renewals before its takeover
-            detail = f"lease {lease} is not held: it was not renewed for {_duration_text(silent_ms)}{qualifier}"
+            # The authority does not know about renewals before its takeover.
+            qualifier = "" if lease in status.silent else "at least "
+            detail = f"{unheld}: not renewed for {qualifier}{_duration_text(silent_ms)}"
             yield IdleLease(lease=lease, part=component, silent_ms=silent_ms, why=detail, cure=cure)
 
 

@@ -128,7 +128,7 @@ SPAWN_MAX: Final = 10_000
 NODES_REPORTED_MAX: Final = 1_000
 
 _ROLLOUT_BLOCKED: Final = {
-    "reason": "surge",
+    "reason": "rollout_blocked",
     "meaning": "no new replica can be placed, and the old ones stay until new ones are ready",
     "cure": "add capacity for one more replica, or allow spec.rollout.maxUnavailable",
 }

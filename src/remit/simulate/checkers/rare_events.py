@@ -36,7 +36,7 @@ class RareEvent(StrEnum):
     """A controller stopped repeating an action that something else keeps undoing."""
 
 
-EVENT_REASONS = {"MassSilence": RareEvent.MASS, "Fought": RareEvent.FOUGHT}
+EVENT_REASONS = {"MassSilence": RareEvent.MASS, "RepeatedlyUndone": RareEvent.FOUGHT}
 """Event reasons that controllers record themselves."""
 
 

@@ -35,7 +35,7 @@ def test_scope_with_all_leases_held_exits_with_0(monkeypatch: pytest.MonkeyPatch
     result = run_status(monkeypatch, HEALTHY)
     assert result.exit_code == 0, result.output
     assert "scope:        local at http://127.0.0.1:7420, Remit 0.1.0\n" in result.stdout
-    assert "nodes:        ready 3\nreplicas:     none\nleases:       no unheld leases known\n" in result.stdout
+    assert "nodes:        ready 3\nreplicas:     none\nleases:       all held\n" in result.stdout
 
 
 def test_unheld_leases_are_warnings_with_one_fix_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

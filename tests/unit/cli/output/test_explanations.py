@@ -9,13 +9,27 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from remit.cli.output.explanations import NOT_POSSIBLE, PASSED_LABELS, RELAXED, format_age, format_remedy, show
+from remit.cli.output.explanations import (
+    NOT_POSSIBLE,
+    PASSED_LABELS,
+    PHASE_ENDS,
+    RELAXED,
+    TIMED_PHASES,
+    UNBLOCKED_BY,
+    format_age,
+    format_reason,
+    format_remedy,
+    show,
+)
+from remit.law.lifecycle import PHASE_TIMEOUTS, TRANSITIONS
+from remit.law.refusals import REFUSALS
+from remit.model.claims import Code
 from remit.model.kinds import Workload, WorkloadStatus
 from remit.model.metadata import Condition, RecordMetadata
 from remit.model.records import Decision, DecisionCandidate, DecisionSpec, Phase, Replica
-from remit.proposal.explain.result_types import HistoryEntry
+from remit.proposal.explain.result_types import FilterFunnel, HistoryEntry
 from remit.proposal.explain.subjects import RecordedHistory, explain_replica, explain_workload
-from remit.proposal.placement.plugins import BUILTIN_FILTERS
+from remit.proposal.placement.plugins import BUILTIN_FILTERS, FORMER_FILTER_NAMES, GANG_MEMBER, UnblockEvent
 from tests.properties.authority_world import workload
 from tests.unit.proposal.cluster_fixtures import RULES, Cluster
 from tests.unit.proposal.explain.test_pending import CASES, full, outranked, three_nodes
@@ -60,8 +74,60 @@ def test_every_reason_fits_the_terminal_width(case: str, width: int) -> None:
 
 def test_every_filter_has_labels() -> None:
     assert set(PASSED_LABELS) == {filter_.name for filter_ in BUILTIN_FILTERS} | {"overrides"}
-    relaxed = set(RELAXED) | {"node-health", "takes-work", "resources", "devices", "device-shares"}
+    relaxed = set(RELAXED) | {"node-health", "schedulable", "resources", "devices", "device-shares"}
     assert relaxed == set(PASSED_LABELS)
+
+
+def test_every_event_that_ends_a_wait_has_a_text() -> None:
+    assert set(UNBLOCKED_BY) == {*UnblockEvent, GANG_MEMBER}
+    for case in CASES:
+        assert set(CASES[case][2]().explained().cures) <= set(UNBLOCKED_BY), case
+
+
+def test_every_phase_with_a_limit_states_how_it_ends() -> None:
+    assert set(PHASE_ENDS) == set(PHASE_TIMEOUTS)
+    ends = {transition.name for transition in TRANSITIONS if "wait_over" in transition.guards}
+    assert {phase for phase, wait in PHASE_TIMEOUTS.items() if wait.transition in ends} == TIMED_PHASES
+
+
+NO_ROOM = REFUSALS[Code.NO_ROOM].meaning
+
+
+@pytest.mark.parametrize(
+    ("meaning", "detail", "nodes", "expected"),
+    [
+        (NO_ROOM, "0 of 4 nodes fit: 4 too little free cpu", 4, "0 of 4 nodes fit: 4 too little free cpu"),
+        (NO_ROOM, "the cluster has no nodes", 0, "the cluster has no nodes"),
+        (NO_ROOM, "paused by override o1", 4, f"{NO_ROOM}; paused by override o1"),
+        (
+            "the rack has too little power",
+            "0 of 4 nodes fit: 4 rejected by filter rack-power",
+            4,
+            "the rack has too little power; 0 of 4 nodes fit: 4 rejected by filter rack-power",
+        ),
+    ],
+)
+def test_meaning_about_one_node_is_left_out_before_the_counts_of_all_nodes(
+    meaning: str, detail: str, nodes: int, expected: str
+) -> None:
+    assert format_reason(meaning, detail, FilterFunnel(nodes, (), 0)) == expected
+
+
+def test_stored_funnel_with_former_filter_names_is_read_under_their_new_names() -> None:
+    spec = DecisionSpec(
+        replicas={"t1/w-0": "n1"}, nodes=9, funnel=tuple((name, 2) for name in FORMER_FILTER_NAMES), fits=3, verdict="bound"
+    )
+    decision = Decision(metadata=RecordMetadata(name="d", tenant="t1"), spec=spec)
+    cluster = three_nodes().work(workload("w"), 0, on=("n1",))
+    text = replica_text(cluster, "w-0", RecordedHistory([(9, decision)], (), {9: AT[1]}), width=128)
+    assert "nodes 9 -> schedulable 7 -> placement matches 5 -> others' anti-affinity met 3" in text
+    row = cluster.objects["replica/t1/w-0"]
+    assert isinstance(row, Replica)
+    chosen = explain_replica(cluster.view(), row, 1, RecordedHistory([(9, decision)]), RULES).chosen
+    assert chosen is not None
+    assert [(step.filter, step.reason) for step in chosen.passage.steps] == [
+        ("schedulable", "draining"), ("placement", "place"), ("others-anti-affinity", "anti_affinity"),
+    ]  # fmt: skip
 
 
 def test_every_remedy_is_described_in_words() -> None:
@@ -82,9 +148,9 @@ def test_missing_and_starting_replicas_are_the_limit() -> None:
     cluster = three_nodes().work(workload("w", replicas=4), 0, on=("n1", "n2"), phase=Phase.STARTING)
     text = workload_text(cluster)
     assert "starting 2 of 4 desired; 2 not created yet" in text
-    assert "replicas that are not created yet" in text
+    assert "missing: replicas have not been created yet" in text
     under_way = three_nodes().work(workload("w", replicas=2), 0, on=("n1", "n2"), phase=Phase.STARTING)
-    assert "limited by:   starting may last" in workload_text(under_way)
+    assert "limited by:   starting: preparing the process (times out after 10m)" in workload_text(under_way)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +229,15 @@ def test_reservation_lists_victims_not_released_yet() -> None:
     victims = {"replica/t1/low-0": f"{low.metadata.uid}/1", "replica/t1/gone-1": "u/1"}
     cluster = cluster.work(declared, 0, on=("n1",), phase=Phase.RESERVED, victims=victims, priority=100)
     text = replica_text(cluster, "w-0")
-    assert "1 of 2 victims are released; not released yet: t1/low-0" in text
+    assert "waiting for 1 of 2 preempted replicas to stop: t1/low-0" in text
+    assert "times out after 1m in phase reserved; then the repair controller returns it to pending" in text
+
+
+def test_pending_gang_and_missing_tenant_are_described_in_words() -> None:
+    gang = three_nodes().work(workload("w", gang=3, replicas=3), 2)
+    assert "another replica of the gang, a change of the workload" in " ".join(replica_text(gang, "w-0").split())
+    without_tenant = CASES["no tenant"][2]()
+    assert "if tenant t1 is declared in this scope" in replica_text(without_tenant, "w-0")
 
 
 def test_preemption_victims_are_named() -> None:

@@ -185,7 +185,8 @@ def test_node_row_shows_requests_of_capacity_or_a_dash() -> None:
     node = Node(metadata=Metadata(name="n1"), spec=spec)
     top = NodeTop(node="n1", requests=ResourceUsage(cpu_milli=1_500, memory_bytes=3 << 29), replicas=3)
     text = render_table(columns_of("Node", all_tenants=False), [row_of(node, RowContext(nodes={"n1": top}), all_tenants=False)])
-    assert "joining,cordoned   eu       a      default   1.5/32   1.5Gi/128Gi          3" in text
+    assert "joining,cordoned   eu       a      default         1.5/32       1.5Gi/128Gi          3" in text
+    assert "CPU REQUESTS   MEMORY REQUESTS" in text
     assert "-/32" in render_table(columns_of("Node", all_tenants=False), [row_of(node, RowContext(), all_tenants=False)])
 
 
@@ -292,3 +293,21 @@ def test_overlong_line_is_flushed_at_the_limit() -> None:
 )
 def test_escape_sequences_are_dropped_or_escaped(line: str, shown: str) -> None:
     assert escape_terminal(line) == shown
+
+
+@pytest.mark.parametrize(
+    ("result", "reason", "cell"),
+    [
+        ("lost", "node n7 sent no heartbeats", "lost: node n7 sent no heartbeats"),
+        ("exit 3", "", "exit 3"),
+        ("", "the node is draining", "the node is draining"),
+    ],
+)
+def test_reason_of_a_replica_separates_result_and_reason(result: str, reason: str, cell: str) -> None:
+    failed = Replica(
+        metadata=RecordMetadata(name="web-0", tenant="risk"),
+        spec=ReplicaSpec(workload="web", generation=1),
+        status=ReplicaStatus(phase=Phase.FAILED, result=result, reason=reason),
+    )
+    row = row_of(failed, RowContext(), all_tenants=False)
+    assert cell in [one.text if isinstance(one, Cell) else one for one in row]

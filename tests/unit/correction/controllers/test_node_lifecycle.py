@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from remit.correction.controllers.disruption import NODE_EVICTIONS_MAX, PendingEvictions
@@ -14,7 +15,7 @@ from remit.correction.controllers.node_lifecycle import (
     NodeController,
 )
 from remit.law.timing import lost_after_ms
-from remit.model.claims import Accepted, AnyClaim, Code, Move, RecordEvent, Refused
+from remit.model.claims import Accepted, AnyClaim, Code, Mark, Move, RecordEvent, Refused
 from remit.model.kinds import Disruption, Node, NodeHealth, Taint, Workload
 from remit.model.resources import Duration
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeatAge
@@ -156,6 +157,22 @@ def test_fenced_replica_is_lost_only_after_fence() -> None:
 def test_eager_replica_is_lost_soon() -> None:
     assert claims_on_silent_node("unknown", TEMPO.eager_ms - 1, replace="eager", fence=FENCE) == []
     assert claims_on_silent_node("unknown", TEMPO.eager_ms, replace="eager", fence=FENCE) == ["lose w-0"]
+
+
+@pytest.mark.parametrize(("replacement", "limit"), [("fenced", "spec.fence (1m)"), ("eager", f"{Duration(TEMPO.eager_ms)}")])
+def test_lost_replica_names_the_limit_that_has_passed(replacement: Any, limit: str) -> None:
+    declared, first = work("w", replace=replacement, fence=FENCE)
+    watch = NodeBench(ready("n1", NodeHealth.UNKNOWN), *others(), declared, first, replica("w", 0, "unknown", "n1"))
+    watch.set_ages(n1=lost_after_ms(FENCE, TEMPO))
+    (lose,) = (claim for claim in watch.reconcile() if isinstance(claim, Move))
+    assert (lose.result, lose.reason) == ("lost", f"node n1 sent no heartbeats for longer than {limit}")
+
+
+def test_health_reason_gives_the_silence_in_seconds() -> None:
+    watch = NodeBench(ready("n1"), *others())
+    watch.set_ages(n1=SUSPECT_MS + 1_234)
+    (mark,) = watch.reconcile()
+    assert isinstance(mark, Mark) and mark.reason == f"no heartbeat for {Duration(SUSPECT_MS + 1_000)}"
 
 
 def test_next_fence_is_waited_for_by_requeue() -> None:

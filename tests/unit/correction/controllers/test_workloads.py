@@ -363,7 +363,7 @@ def test_rollout_reports_last_failure_of_new_replica() -> None:
     )
     workloads = controller(table)
     declared = table.observe(declared, table.reconcile(workloads, KEY))
-    assert message_of(declared, "Progressing") == "w-0: not started no such file"
+    assert message_of(declared, "Progressing") == "w-0: not started: no such file"
     table.write(replica("w", 0, "pending", failures=1))
     assert "Progressing" not in condition_reasons(table.reconcile(workloads, KEY))
     table.write(replica("w", 0, "released", result="exit 3", failures=2))

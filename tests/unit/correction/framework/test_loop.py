@@ -273,7 +273,7 @@ async def test_action_outside_permissions_is_not_sent_and_reported_once(r: LoopB
     await r.nodes("n1")
     await r.sleep(3 * CADENCE.resync_ms)
     assert wire.claims(Delete) == []
-    assert await r.events() == ["OutsideRemit"]
+    assert await r.events() == ["UndeclaredOperation"]
 
 
 @loop_test
@@ -290,7 +290,7 @@ async def test_action_undone_twice_is_reported_and_held_back(r: LoopBench) -> No
         await r.ask(replace(holder, lease="node-lifecycle"), Mark("n1", row.revision, NodeHealth.SUSPECT))
     await r.sleep(2 * CADENCE.resync_ms)
     assert len(wire.claims(Mark)) == 2
-    assert await r.events() == ["Fought"]
+    assert await r.events() == ["RepeatedlyUndone"]
     assert await r.health("n1") == "suspect"
     await r.sleep(CADENCE.undo_hold_ms)
     assert await r.health("n1") == "ready", "retried after a long pause"

@@ -33,7 +33,7 @@ def test_each_node_is_counted_at_first_filter_that_refuses_it() -> None:
     nodes = (ready("n1"), ready("n2", zone="b"), suspect("n3", zone="b"), ready("n4", "1", zone="b"))
     t = ViewFixture(*nodes, tenant("t1"), *work("a", "2", placement=Placement(zones=("b",))))
     found = funnel(*kernel_and_class(t, "a"))
-    assert found.pairs() == (("node-health", 1), ("place", 1), ("resources", 1))
+    assert found.pairs() == (("node-health", 1), ("placement", 1), ("resources", 1))
     assert (found.nodes, found.fits) == (4, 1)
     assert found.reason == Code.NO_ROOM
     assert set(found.unblock_events()) == {UnblockEvent.NODE, UnblockEvent.ROOM}

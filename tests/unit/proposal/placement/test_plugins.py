@@ -21,6 +21,7 @@ from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import (
     BUILTIN_FILTERS,
     FILTER_GROUP,
+    FORMER_FILTER_NAMES,
     SCORE_GROUP,
     SCORE_NAMES,
     WEIGHT_MAX,
@@ -135,6 +136,13 @@ def test_filter_registered_as_score_is_refused(plugin: ModuleType) -> None:
 def test_name_of_built_in_filter_is_refused(plugin: ModuleType, rule: Filter) -> None:
     with pytest.raises(PluginError, match=f"'{rule.name}': this name belongs to a built-in filter"):
         filters_of(plugin, FILTER._replace(name=rule.name))
+
+
+@pytest.mark.parametrize("name", FORMER_FILTER_NAMES)
+def test_former_name_of_built_in_filter_is_refused(plugin: ModuleType, name: str) -> None:
+    """Stored funnels that contain it are read as the built-in filter."""
+    with pytest.raises(PluginError, match=f"'{name}': this name belongs to a built-in filter"):
+        filters_of(plugin, FILTER._replace(name=name))
 
 
 def test_names_of_built_in_scores_are_refused(plugin: ModuleType) -> None:

@@ -135,17 +135,17 @@ async def test_account_of_replica_names_source_of_each_transition(api: Api) -> N
     await bound(api)
     answer = (await api.must("GET", "/v1/account?regarding=replica/acme/web-0"))["items"]
     assert [(one["reason"], one["source"]) for one in answer] == [
-        ("Bind", "scheduler"),
-        ("Start", "agent/n1"),
-        ("Run", "agent/n1"),
+        ("Bound", "scheduler"),
+        ("Starting", "agent/n1"),
+        ("Running", "agent/n1"),
         ("Ready", "agent/n1"),
-        ("Serve", "endpoints"),
+        ("AddedToEndpoints", "endpoints"),
     ]
     assert all(one["at"] for one in answer)
     assert len((await api.must("GET", "/v1/account?limit=2"))["items"]) == 2
     async with api.watch("/v1/account?watch=true&regarding=tenant/late") as watch:
         await api.must("POST", "/v1/tenants", tenant("late"))
-        assert (await watch.until("changed"))["object"]["reason"] == "Apply"
+        assert (await watch.until("changed"))["object"]["reason"] == "Applied"
 
 
 @http_test

@@ -76,7 +76,7 @@ def test_events_before_long_quiet_period_are_still_found() -> None:
         return await scope.history(limit=3), await scope.history("workload/t1/web")
 
     for found in asyncio.run(history()):
-        assert [(one.reason, one.at) for one in found] == [("Apply", "2026-01-01T00:00:01Z")]
+        assert [(one.reason, one.at) for one in found] == [("Applied", "2026-01-01T00:00:01Z")]
 
 
 def test_events_have_source_and_time_and_are_ordered_oldest_first() -> None:
@@ -87,13 +87,13 @@ def test_events_have_source_and_time_and_are_ordered_oldest_first() -> None:
 
     found = asyncio.run(history())
     assert [(one.reason, one.regarding, one.source) for one in found] == [
-        ("Apply", "workload/t1/web", "operator/ann"),
-        ("Bind", "replica/t1/web-1", "scheduler-1"),
+        ("Applied", "workload/t1/web", "operator/ann"),
+        ("Bound", "replica/t1/web-1", "scheduler-1"),
         ("no_room", "replica/t1/web-0", "scheduler"),
         ("no_room", "replica/t1/web-0", "scheduler-1"),
-        ("Mark", "node/n1", "node-lifecycle/nodes"),
+        ("HealthChanged", "node/n1", "node-lifecycle/nodes"),
         ("NodeReady", "node/n1", "node-lifecycle"),
-        ("Start", "replica/t1/web-api-0", "agent/n1"),
+        ("Starting", "replica/t1/web-api-0", "agent/n1"),
     ]
     assert found[2].message == "pending: all are full (and 1 more like it)" and found[2].type == "Warning"
     assert found[5].at == "2026-01-01T00:00:05Z" and found[5].revision == 5
@@ -120,7 +120,7 @@ def test_repeated_events_are_folded_with_count_and_first_time() -> None:
 
     waits, refused = asyncio.run(history())
     assert (refused.count, refused.first, refused.at) == (2, "2026-01-01T00:00:02Z", "2026-01-01T00:00:04Z")
-    assert refused.message == "bind refused: it is full"
+    assert refused.message == "request to bind the replica refused: it is full"
     assert waits.message == "pending: all are full" and waits.at == "2026-01-01T00:00:03Z"
 
 
@@ -170,7 +170,7 @@ def test_watch_yields_events_after_revision() -> None:
     refused, bookmark, bound, last = asyncio.run(history())
     assert (refused["type"], refused["object"]["reason"], refused["revision"]) == ("changed", "no_room", 4)
     assert bookmark == {"type": "bookmark", "revision": 4}
-    assert bound["object"]["message"] == "bind accepted" and last == {"type": "bookmark", "revision": 8}
+    assert bound["object"]["message"] == "bound" and last == {"type": "bookmark", "revision": 8}
 
 
 def test_watch_of_compacted_history_must_resync() -> None:

@@ -53,14 +53,14 @@ async def test_unheld_lease_is_reported_with_fix_after_startup_time(api: Api) ->
     await asyncio.sleep(TERM_S)
     found = await wait_for_unheld(api, *(LEASE_COMPONENTS.keys() - {"repair"}))
     assert "repair" not in found
-    assert found["endpoints"]["why"] == "lease endpoints is not held: it was never acquired"
-    assert found["workloads"]["silentMs"] > 300 and "was not renewed for 1" in found["workloads"]["why"]
+    assert found["endpoints"]["why"] == "lease endpoints (remit controllers) is not held: it was never acquired"
+    assert found["workloads"]["silentMs"] > 300 and "not held: not renewed for 1" in found["workloads"]["why"]
     assert "start `remit controllers`" in found["workloads"]["cure"] and "start `remit scheduler`" in found["scheduler"]["cure"]
     again = await acquire(api, Role.WORKLOADS, "workloads")
     assert "workloads" not in await unheld_leases(api) and again.epoch > expiring.epoch
     assert isinstance(await api.server.authority.client(again).submit(Vacate("workloads")), Accepted)
     found = await wait_for_unheld(api, "workloads")
-    assert found["workloads"]["why"] == "lease workloads is not held: it was released"
+    assert found["workloads"]["why"] == "lease workloads (remit controllers) is not held: it was released"
     await acquire(api, Role.SCHEDULER, "scheduler/second", 60_000)
     assert "scheduler" not in await unheld_leases(api), "a second scheduler has its own lease"
 
@@ -75,7 +75,8 @@ async def test_explanation_names_component_whose_lease_is_unheld(api: Api) -> No
     await wait_for_unheld(api, "workloads", "scheduler")
     daemon = (await api.get("/v1/tenants/acme/workloads/every/explain")).json
     assert daemon["limit"] == "missing"
-    assert daemon["unattended"].startswith("lease workloads is not held: it was never acquired; start `remit controllers`")
+    never = "lease workloads (remit controllers) is not held: it was never acquired; start `remit controllers`"
+    assert daemon["unattended"].startswith(never)
     service = (await api.get("/v1/tenants/acme/workloads/web/explain")).json
     assert "lease scheduler" in service["unattended"] and "lease workloads" not in service["unattended"], (
         "its replica was created with it"

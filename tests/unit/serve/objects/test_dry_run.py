@@ -186,7 +186,7 @@ def test_plan_of_rollout_without_capacity_for_surge_does_not_start() -> None:
     item = plan_one(cache, changed(made, rollout=Rollout(max_surge=1)))
     assert item.placement is not None and item.placement.waits is not None
     assert (item.placement.wanted, item.placement.placed, item.placement.waits.reason) == (2, 0, "no_room")
-    assert item.placement.stops["reason"] == "surge"
+    assert item.placement.stops["reason"] == "rollout_blocked"
     spared = plan_one(cache, changed(made, rollout=Rollout(max_surge=0, max_unavailable=1)))
     assert spared.placement is not None and (spared.placement.wanted, spared.placement.placed) == (2, 2)
 
