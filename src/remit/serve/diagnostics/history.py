@@ -166,7 +166,7 @@ _ROWS_PER_EVENT: Final = 5
 """Rows read per event returned: some have none, and many are folded into one."""
 
 _RECORD_PREFIXES: Final = ("event/", "decision/")
-_UNLISTED_OPERATIONS: Final = frozenset({"note", "explain", "observe", "report", "acquire", "release"})
+UNLISTED_OPERATIONS: Final = frozenset({"note", "explain", "observe", "report", "acquire", "vacate"})
 """Operations that are not listed when accepted: they leave records of their own, or concern no object."""
 
 _FAILURE_TRANSITIONS: Final = frozenset({"crash", "doubt", "distrust", "lose", "abort"})
@@ -311,7 +311,7 @@ class _SubjectFilter:
 
 def _occurrences_in_batch(row: Row, batch: BatchRecord) -> Iterator[_Occurrence]:
     for entry in batch.entries:
-        if entry.did in _UNLISTED_OPERATIONS and not entry.code:
+        if entry.did in UNLISTED_OPERATIONS and not entry.code:
             continue
         verb = entry.did.removeprefix("move ")
         source = entry.actor if entry.actor.startswith(entry.role) else f"{entry.role}/{entry.actor}"

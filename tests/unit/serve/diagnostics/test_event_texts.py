@@ -14,12 +14,17 @@ from remit.serve.diagnostics.event_texts import (
     event_text,
     refused_message,
 )
+from remit.serve.diagnostics.history import UNLISTED_OPERATIONS
 
 
 def test_every_transition_and_claim_type_has_a_text() -> None:
     transitions = {transition.name for transition in TRANSITIONS}
     assert set(TRANSITION_EVENTS) == transitions
     assert set(CLAIM_EVENTS) == {tag(claim) for claim in CLAIMS} - transitions
+
+
+def test_operations_that_are_not_listed_are_claim_types() -> None:
+    assert {tag(claim) for claim in CLAIMS} >= UNLISTED_OPERATIONS
 
 
 def test_event_reasons_are_camel_case_words() -> None:
