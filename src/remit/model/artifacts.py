@@ -15,7 +15,7 @@ from msgspec import Meta
 
 from remit.model.constraints import ConstraintViolation, ContainedPath, DistinctItems, FieldConstraint, constrained, text_of
 from remit.model.manifests.documents import DocumentNode
-from remit.model.metadata import END, LINE, Name, Record
+from remit.model.metadata import END, LINE, Name, Record, share_default
 from remit.model.problems import Path, quoted
 from remit.model.resources import parse_quantity
 
@@ -162,6 +162,9 @@ HostPattern = Annotated[
 ]
 
 
+REPLICA_DIRECTORY: Final = "."
+
+
 class Artifact(Record, frozen=True):
     """A file that the agent fetches to `path` below the replica's directory. With `unpack` it is an archive that is unpacked
     there.
@@ -169,8 +172,11 @@ class Artifact(Record, frozen=True):
 
     source: Source
     sha256: Sha256
-    path: RelativePath = "."
+    path: RelativePath = REPLICA_DIRECTORY
     unpack: bool = False
+
+    def __post_init__(self) -> None:
+        share_default(self, "path", REPLICA_DIRECTORY)
 
 
 class Rootfs(Record, frozen=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
 from remit.model.constraints import MatchesPattern, UnreservedName, constrained
 from remit.model.resources import Amount
@@ -74,6 +75,16 @@ Quota = Annotated[Amount, Meta(extra={"devices": True}, description="resources b
 
 class Record(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """Base of every struct inside an object."""
+
+
+def share_default(record: Record, name: str, default: str) -> None:
+    """Makes a field that equals its default refer to the default object, for `__post_init__` of a struct.
+
+    The encoder leaves out a field only if it holds the default object itself. CPython shares strings of one character, except
+    those that msgspec decodes, so without this equal structs could be encoded differently and a retry would get another digest.
+    """
+    if getattr(record, name) == default:
+        force_setattr(record, name, default)
 
 
 class Object(Record, tag_field="kind", frozen=True, kw_only=True):

@@ -31,6 +31,9 @@ DECLARED: Final = tuple(definition.kind for definition in DEFINITIONS if definit
 CACHE_ENTRIES_MAX = 4_096
 """Bound of each cache of amounts and specs. Workloads use few distinct values, and each of them is read and written often."""
 
+SPEC_BYTES_MAX: Final = 8 << 10
+"""Specs above this size are not cached: most are small, and many large ones would fill the memory."""
+
 
 @lru_cache(CACHE_ENTRIES_MAX)
 def _parse_amount(pairs: tuple[tuple[str, str], ...]) -> Amount:
@@ -85,10 +88,11 @@ def encode_spec(spec: object) -> bytes:
     cached = _encoded_specs.get(id(spec))
     if cached is not None and cached[0] is spec:
         return cached[1]
-    if len(_encoded_specs) >= CACHE_ENTRIES_MAX:
-        _encoded_specs.clear()
     value = _encoder.encode(spec)
-    _encoded_specs[id(spec)] = spec, value
+    if len(value) <= SPEC_BYTES_MAX:
+        if len(_encoded_specs) >= CACHE_ENTRIES_MAX:
+            _encoded_specs.clear()
+        _encoded_specs[id(spec)] = spec, value
     return value
 
 

@@ -43,6 +43,7 @@ from remit.model.metadata import (
     Record,
     Resources,
     Text,
+    share_default,
 )
 from remit.model.resources import Amount, Duration
 from remit.model.roles import PEOPLE, Role
@@ -64,9 +65,15 @@ class PortRequest(Record, frozen=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="0: chosen by the agent and reported in the replica's status")] = 0
 
 
+ROOT_PATH: Final = "/"
+
+
 class HttpProbe(Record, frozen=True):
     port: Name | Port
-    path: Annotated[str, Meta(pattern=URL_PATH, max_length=2048)] = "/"
+    path: Annotated[str, Meta(pattern=URL_PATH, max_length=2048)] = ROOT_PATH
+
+    def __post_init__(self) -> None:
+        share_default(self, "path", ROOT_PATH)
 
 
 class TcpProbe(Record, frozen=True):

@@ -34,8 +34,6 @@ from remit.model.metadata import Metadata, Name, UserLabels
 from remit.model.problems import Problems
 
 VALID_SPECS_MAX: Final = 4_096
-SPEC_BYTES_MAX: Final = 8 << 10
-"""Larger specs are not cached. This is far below the limit of a manifest."""
 
 
 class ValidSpecs:
@@ -52,7 +50,7 @@ class ValidSpecs:
         if len(self._specs) >= VALID_SPECS_MAX:
             self._specs.clear()
         for encoded in (sent, objects.encode_spec(spec)):
-            if encoded and len(encoded) <= SPEC_BYTES_MAX and not contains_control_character(encoded):
+            if encoded and len(encoded) <= objects.SPEC_BYTES_MAX and not contains_control_character(encoded):
                 self._specs[encoded] = spec
 
 

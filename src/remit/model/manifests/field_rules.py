@@ -16,7 +16,7 @@ from remit.model import objects
 from remit.model.constraints import ConstraintViolation, FieldConstraint, NonZeroDuration, text_of
 from remit.model.kinds import INSTANT
 from remit.model.manifests.documents import DocumentNode
-from remit.model.manifests.suggestions import ALIASES
+from remit.model.manifests.suggestions import ALIASES, SET_BY_REMIT
 from remit.model.problems import Path, Problems, an, closest_name, did_you_mean, one_of, quoted
 
 _VOLUMES_DIRECTORY = ".volumes"
@@ -181,10 +181,10 @@ class FieldRules:
             self._problems.add(metadata.fields["tenant"].position, ("metadata", "tenant"), message, "remove it")
         if self._system:
             return
-        for name, node in (("deleting", metadata), ("status", self._document)):
+        for path, name in SET_BY_REMIT.items():
+            node = metadata if path else self._document
             if name in node.fields:
-                path: Path = ("metadata", name) if node is metadata else (name,)
-                self._problems.add(node.fields[name].position, path, "is set by Remit", "remove it")
+                self._problems.add(node.fields[name].position, (*path, name), "is set by Remit", "remove it")
 
     # ----------------------------------------------------------------------------------------------------------- places
 

@@ -5,9 +5,11 @@ Tables of names and texts. type_checks.py and reader.py report the problems.
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import inspect
 
-from remit.model.problems import Problems, did_you_mean
+from remit.model.problems import Path, Problems, did_you_mean
 
 ALIASES = {
     "namespace": "tenant",
@@ -138,6 +140,10 @@ class FieldIndex:
         """Returns the only path at which the field is allowed; "" if there are none or several."""
         paths = self._paths.get(name, [])
         return paths[0] if len(paths) == 1 else ""
+
+
+SET_BY_REMIT: Final[dict[Path, str]] = {(): "status", ("metadata",): "deleting"}
+"""By path: the field that a manifest must not have, so that it is never suggested instead of an unknown field."""
 
 
 def suggest_field_fix(name: str, known: list[str], fields: FieldIndex | None, problems: Problems) -> str:

@@ -16,7 +16,7 @@ from msgspec import inspect
 from remit.model import metadata, resources
 from remit.model.constraints import FieldConstraint
 from remit.model.manifests.documents import TYPE_NAMES, DocumentNode
-from remit.model.manifests.suggestions import FieldIndex, suggest_field_fix
+from remit.model.manifests.suggestions import SET_BY_REMIT, FieldIndex, suggest_field_fix
 from remit.model.problems import Path, Problems, closest_name, did_you_mean, one_of, quoted
 from remit.model.resources import DEVICES_PREFIX, Amount, Duration
 
@@ -125,9 +125,10 @@ class TypeChecker:
             if key in fields:
                 value[key] = self.check(entry.value, fields[key].type, (*path, key))
             elif key != type_.tag_field:
-                cure = suggest_field_fix(key, list(fields), self._field_index, self._problems)
+                known = [name for name in fields if self._system or name != SET_BY_REMIT.get(path)]
+                cure = suggest_field_fix(key, known, self._field_index, self._problems)
                 self._problems.add(entry.position, (*path, key), "unknown field", cure)
-                for name in (name for name in fields if cure == did_you_mean(name) and name not in node.fields):
+                for name in (name for name in known if cure == did_you_mean(name) and name not in node.fields):
                     meant.add(name)  # checked as the intended field, so that its own problems are reported in the same run
                     self.check(entry.value, fields[name].type, (*path, key))
         for name, field in fields.items():

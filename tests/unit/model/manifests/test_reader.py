@@ -96,6 +96,13 @@ def test_problem_is_printed_in_editor_format() -> None:
     assert str(problem) == "dir/a.yaml:4:8: spec.zone: unknown field; did you mean zones?"
 
 
+def test_fields_that_remit_sets_are_not_suggested() -> None:
+    text = "apiVersion: remit/v1\nkind: Region\nmetadata: {name: a, delete: true}\nstate: {}\nstart: x\n"
+    problems = problems_of(text)
+    assert [problem.split(": ")[0] for problem in problems] == ["metadata.delete", "state", "start"]
+    assert all("unknown field" in problem and "did you mean" not in problem for problem in problems)
+
+
 def test_messages_contain_no_control_characters() -> None:
     text = WORKLOAD % "service" + '    env: {A: "$(PORT_\\e[2J)"}\n    probes: {ready: {tcp: {port: "\\e[2J"}}}\n'
     problems = read(text.encode(), "f.yaml").problems

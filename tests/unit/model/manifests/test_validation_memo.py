@@ -135,3 +135,13 @@ def test_oldest_entries_are_dropped_over_limit(empty_cache: dict[bytes, AnyObjec
     with pytest.raises(msgspec.DecodeError):
         decode_cached(b"not a row")
     assert b"not a row" not in empty_cache
+
+
+def test_encoded_spec_is_cached_unless_it_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache: dict[int, tuple[object, bytes]] = {}
+    monkeypatch.setattr(objects, "_encoded_specs", cache)
+    small = workload("small").spec
+    large = replace(small, template=replace(small.template, command=("x" * objects.SPEC_BYTES_MAX,)))
+    for _ in range(2):
+        assert objects.encode_spec(small) == encode(small) and objects.encode_spec(large) == encode(large)
+    assert [spec for spec, _ in cache.values()] == [small]
