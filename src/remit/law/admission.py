@@ -202,8 +202,10 @@ def forbidden_field(
 def _unpermitted_priority(
     spec: WorkloadSpec, terms: PolicyTerms, value_of: Callable[[str], int | None]
 ) -> ForbiddenField | None:
-    """Rejects a priority above the default unless a rule sets a class or a maximum; whether the class obeys that rule is
-    checked afterwards.
+    """Rejects a requested priority class above the default priority if no policy rule allows it.
+
+    The default class of a rule is allowed. If a rule sets a class or a maximum, the requested class is checked against it
+    afterwards.
     """
     requested = spec.priority_class
     permitted = {default.value for default in (terms.priority_class, terms.default_priority_class) if default is not None}

@@ -133,7 +133,7 @@ class Requirements(NamedTuple):
 
 
 class ByModel(Protocol):
-    """A number, or a column, by kind and model of device."""
+    """An amount by kind and model of device: a number for one node, or a NumPy column for all nodes."""
 
     def get(self, model: DeviceModel, default: int, /) -> Any: ...
 

@@ -218,7 +218,7 @@ _MANIFEST_HEAD: Final = Head("declared", 1, 1, "", 0, "")
 
 
 def frozen_view(clock: Clock, head: Head, revision: int, pages: Pages) -> SchedulerView:
-    """Build a view as a `Reflector` lists it."""
+    """Build a view of the listed rows in the steps of a `Reflector`'s first list. It does not follow later changes."""
     view = SchedulerView(clock)
     view.begin_list(head, revision)
     for prefix, after in LIST_RANGES:

@@ -221,7 +221,7 @@ class Holds:
         return True
 
     def expire_assumed(self, now_ms: int) -> list[int]:
-        """Drop bindings that were assumed too long ago. Their replicas become pending again in the recorded changes."""
+        """Drop bindings that were assumed too long ago, and record their replicas as pending again in the view's changes."""
         expired = [slot for slot, binding in self._assumed.items() if now_ms - binding.at_ms >= ASSUMED_MS_MAX]
         for slot in expired:
             self.forget(slot)

@@ -175,7 +175,7 @@ INDEXES_MAX: Final = 4_096
 """Maximum number of tracked indexes. The oldest is dropped first, and rebuilt when it is needed again."""
 
 RowsHolding = Callable[[npt.NDArray[np.intp]], Ints]
-"""Returns the rows on which replicas of these generations hold capacity, one entry per replica."""
+"""Returns the nodes, as rows of the columns, on which replicas of these generations hold capacity: one entry per replica."""
 
 
 class ViewPeerCounts(ColumnPeerCounts):

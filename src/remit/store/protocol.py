@@ -173,7 +173,7 @@ class Corrupt(StoreError):
 
 
 class NewerSchema(StoreError):
-    """Written by a newer version of Remit. Nothing was changed. Fix: upgrade."""
+    """The store was written by a newer version of Remit, and was left unchanged. Fix: upgrade this program."""
 
 
 class StoreInUse(StoreError):

@@ -72,7 +72,10 @@ class EventFold:
         self.head: Head | None = None
 
     def can_add(self, transaction: Transaction) -> bool:
-        """Return whether the transaction can be added. Folding over a break in the chain would hide it from `chain.gap`."""
+        """Return whether the transaction follows the last one in this event without a gap in the chain.
+
+        If transactions before and after a gap were merged into one event, `chain.gap` could not detect the gap.
+        """
         old, new = self.head, transaction.head
         if old is None or new is None:
             return True

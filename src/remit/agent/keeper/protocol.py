@@ -273,7 +273,7 @@ STABLE_MS: Final = 60_000
 class KeeperLauncher:
     """Starts a keeper if none runs. Called whenever the keeper does not answer.
 
-    `spec` starts it in its own session, so that it outlives the agent.
+    It is started with `spec` in a session of its own, so that it outlives the agent.
     """
 
     def __init__(self, world: World, spec: ProcessSpec, lock: Path, log: Callable[[str], None]) -> None:

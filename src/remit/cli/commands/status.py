@@ -33,8 +33,8 @@ def status(context: CommandContext, output: str) -> None:
     """Show the state of the scope (one control plane with its nodes), and scheduler or controller leases that are not held.
 
     Without a scheduler nothing is placed. Without controllers nothing is replaced, rolled out or removed. Running replicas
-    continue in both cases. Exits with 1 if one of their leases is not held, and prints the fix. A new leader
-    reports an unheld lease only after one lease term, because the holder may still renew until then.
+    continue in both cases. Exits with 1 if the lease of the scheduler or of a controller is not held, and prints the fix. A new
+    leader reports an unheld lease only after one lease term, because the holder may still renew until then.
     """
     from remit.cli.output.console import console, until_broken_pipe
     from remit.cli.output.explanations import line

@@ -62,7 +62,7 @@ def token() -> None:
     "subject",
     default="",
     metavar="WHO",
-    help="User or program the token is for, shown in the audit log.  [default: its name]",
+    help="User or program the token is for, shown in the audit log.  [default: the name of the token]",
 )
 @click.option("--node", "nodes", multiple=True, metavar="NAME", help="Node of an agent or join token. Repeatable.")
 @click.option("--name", default="", help="Name of the token.  [default: role, tenant and subject, with a random suffix]")

@@ -236,7 +236,10 @@ _TOKEN: Final = 1_000_000
 
 
 class TokenBucket:
-    """Token bucket: `burst` at once, then at the rate given with each draw. Counts millionths, to be exact."""
+    """Token bucket that holds at most `burst` tokens; each call of `wait_ms` gives the refill rate.
+
+    Counts millionths of a token, so that the arithmetic is exact.
+    """
 
     def __init__(self, burst: int) -> None:
         self._full = self._level = burst * _TOKEN

@@ -176,7 +176,7 @@ def _quota_text(source: QuotaSource) -> str:
 
 
 def _unblock_events(work: PendingWork, node_funnel: Funnel, code: Code | None) -> tuple[str, ...]:
-    """Kinds of events that end a wait for this reason."""
+    """Returns the kinds of events after which a replica that is pending for this reason may be placeable."""
     match code:
         case None:
             return ()

@@ -106,7 +106,9 @@ class _TrialPeers(ColumnPeerCounts):
 
 
 class Trial:
-    """Trial placements of one class. `kernel` is configured like the scheduler's; postings stay inside this trial."""
+    """Trial placements of replicas with equal requirements. `kernel` has the scheduler's scores and its filters, except
+    the relaxed ones. Capacity that a trial takes is counted only in its own copy of the nodes.
+    """
 
     def __init__(
         self,

@@ -523,7 +523,7 @@ class Kernel:
         return max(1, min([limit, *depths]))
 
     def _scores_by_depth(self, work_class: WorkClass, rows: Ints, numbers: ScoreArray, depth: int) -> ScoreArray:
-        """Scores of each row as it takes one replica after another; -1 from the depth at which it is full."""
+        """Returns for each row (a node) its scores for the first to the `depth`-th further replica; -1 once none fits."""
         if depth == 1:
             return numbers[:, None]
         taken = np.tile(np.arange(1, depth), len(rows))

@@ -80,8 +80,8 @@ class FillRound:
         self._taken: dict[ClassQueue, list[Member]] = {}
 
     def fill(self, lanes: dict[str, list[QueueOrder]]) -> None:
-        """Gives out turns at one priority until nothing is queued or the limit is reached. Equal shares are ordered by tenant
-        name.
+        """Takes members of one priority, each time from the tenant with the smallest share, until none is queued or the limit
+        is reached. Tenants with equal shares are ordered by name.
         """
         allocations = [TenantAllocation(self._share_of(tenant), lanes[tenant], self) for tenant in sorted(lanes)]
         turns = [(allocation.tenant_share.share, i, allocation) for i, allocation in enumerate(allocations)]

@@ -68,7 +68,7 @@ class ClassQueue:
         self.failures = self.failed_ms = 0
         """Consecutive failures since a member was placed or a long wait began, and the time of the last one."""
         self._last_arrival = [0, 0]
-        """Shared by the members that arrived at the same time: that time, and how many of them are still in `_queue`."""
+        """The latest arrival time, and how many members with that time are still in `_queue`. They share this list."""
         self._queue: OrderedDict[Member, list[int]] = OrderedDict()
         self._in_flight: dict[Member, tuple[int, int]] = {}
         self._returned: dict[Member, tuple[int, int]] = {}

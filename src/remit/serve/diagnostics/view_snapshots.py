@@ -100,7 +100,7 @@ class ViewSnapshots:
             return await self._offload(lambda: work(ViewSnapshot(rows, self._take_view(rows), self.rules())))
 
     async def offload(self, work: Callable[[], T]) -> T:
-        """Run work that needs no view in the same thread, in turn."""
+        """Run work that needs no view, in turn with the queries and in their thread."""
         with self._query_slot():
             return await self._offload(work)
 

@@ -96,7 +96,7 @@ class PolicyPublisher(RetryingRole):
         match = PolicyMatch(tenants=(self.rng.choice(tenants),)) if tenants else PolicyMatch()
         excluded = self.rng.choice(zones)
         allow = PolicyAllow(zones=tuple(zone for zone in zones if zone != excluded))
-        reason = f"nothing goes to zone {excluded} for a while, and nobody is pushed aside for it"
+        reason = f"zone {excluded} is excluded for a while, and priority is limited, so that nothing is preempted because of it"
         return PolicyRule(match=match, allow=allow, priority_max=NARROW_PRIORITY_MAX, reason=reason)
 
     def _zones(self) -> list[str]:

@@ -141,10 +141,10 @@ class ProcessRecords:
     # -- stop requests ----------------------------------------------------------------------------------------------
 
     def assigned_processes_are_not_stopped(self, process: RunningProcess, requester: str) -> Findings:
-        """S20: a process whose attempt is still ordered keeps running, even if other components are unreachable.
+        """S20: an attempt that its row still assigns to the node keeps running, even if other components are unreachable.
 
-        It is stopped only when the rows order its end, when another attempt is the current one, or by its own
-        fence; never because some component does not respond.
+        It may be stopped only if the row is in a phase that ends the attempt or names another attempt or node, or if the fence
+        has passed. Exempt are processes that fail a probe, that started while the disk failed, or that a restore has forgotten.
         """
         history, (key, uid, attempt) = self.histories.get(process.scope), process.run
         replica = None if history is None else history.row(key)

@@ -68,7 +68,7 @@ class CrossScopeGrants:
                 highest[name] = max(highest.get(name, 0), quota.get(name, 0) + emergency.get(name, 0))
 
     def held_grants_are_debited_by_issuer(self, step: CommitStep) -> Findings:
-        """S4 over scopes: a holder never has more than its issuer has debited."""
+        """S4 between scopes: a grant is never larger at its holder than what the issuer has debited for it."""
         history = step.history
         lost = any(entry.operation == "declare-lost" for entry in step.accepted)
         changed = [key for key, _, _ in step.of_kind("grant")]

@@ -50,7 +50,9 @@ _STEP_ERRORS: Final = {
 
 
 class ExecTarget(NamedTuple):
-    """Environment of a running process: a process whose namespaces are joined, which ones, and its cgroup, if any."""
+    """Where a command runs: the process whose namespaces it joins, these namespaces as clone flags, and the replica's cgroup,
+    if there is one.
+    """
 
     pid: int
     namespaces: int

@@ -1,6 +1,6 @@
 """Second, independent copy of the lifecycle table.
 
-Written from the design and not imported from law/lifecycle.py, so that an error there cannot hide itself.
+Written from the design and not imported from law/lifecycle.py, so that an error there is detected.
 """
 
 from __future__ import annotations
