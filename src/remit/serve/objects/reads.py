@@ -230,7 +230,7 @@ async def get_one(request: RequestContext, server: ServerContext, kind: str) -> 
 
 
 def object_response(kind: str, row: Row, status: int = 200, **headers: str) -> Response:
-    """Return one object with its ETag. In the names of further `headers`, underscores stand for hyphens."""
+    """Return one object with its ETag. Names of further `headers` have underscores instead of hyphens."""
     extra = {name.replace("_", "-"): value for name, value in headers.items() if value}
     return BytesResponse(shown_object(kind, row.value, row.revision), status, {"ETag": etag(row.revision), **extra})
 
