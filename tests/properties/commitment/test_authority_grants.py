@@ -55,8 +55,8 @@ from tests.properties.authority_world import (
     tenant,
     workload,
 )
+from tests.properties.commitment.test_authority_machine import NUMBER, REACHED, FaultyScopeMachine
 from tests.properties.effort import tries
-from tests.properties.test_authority_machine import NUMBER, REACHED, FaultyScopeMachine
 
 __all__ = ["REACHED"]
 

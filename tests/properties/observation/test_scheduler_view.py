@@ -26,8 +26,8 @@ from remit.store import chain
 from remit.store.memory import MemoryStore
 from remit.store.protocol import HEAD, WatchEvent
 from tests.properties.authority_world import OPERATOR, USER, FakeClock, Scope, workload
+from tests.properties.commitment.test_authority_machine import NUMBER, SPREAD, AuthorityMachine
 from tests.properties.effort import tries
-from tests.properties.test_authority_machine import NUMBER, SPREAD, AuthorityMachine
 
 
 async def listed(view: SchedulerView, store: MemoryStore) -> None:

@@ -94,8 +94,8 @@ from tests.properties.authority_world import (
     tenant,
     workload,
 )
-from tests.properties.books_check import stale
-from tests.properties.coverage_counts import Tallies
+from tests.properties.commitment.books_check import stale
+from tests.properties.commitment.coverage_counts import Tallies
 from tests.properties.effort import tries
 
 REACHED = Tallies("authority")

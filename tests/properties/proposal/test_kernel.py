@@ -18,7 +18,7 @@ from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import Score
 from remit.proposal.placement.topology_gates import HIGH_PRECISION_FACTOR, PREFER_WEIGHT, SCALE
 from tests.properties.effort import tries
-from tests.properties.test_fit import ask_of
+from tests.properties.law.test_fit import ask_of
 from tests.unit.law.fit_oracle import PlacementCase, Work
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
 from tests.unit.law.strategies import GROUPS, nodes_left, scenes, works

@@ -21,7 +21,7 @@ from remit.commitment.draft import Draft
 from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Operation, RecordEvent, Refused, Spawn, Verdict
 from remit.model.records import EventSpec
 from tests.properties.authority_world import OPERATOR, USER, Scope, node, populated_scope, run, tenant, workload
-from tests.properties.test_authority_machine import STEPS, AuthorityMachine, books, summed
+from tests.properties.commitment.test_authority_machine import STEPS, AuthorityMachine, books, summed
 from tests.unit.commitment.authority_fixture import T1
 
 EACH = 3
