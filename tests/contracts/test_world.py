@@ -9,33 +9,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from remit.world.interfaces import FileBusy, FileMissing, FileTooLarge, OffloadClosed, Randomness, World
+from remit.world.interfaces import FileBusy, Randomness, World
 from remit.world.production import production
-from tests.contracts.worlds import WORLDS, WorldTwin
+from tests.contracts.disk_contract import DISK_CONTRACT
+from tests.contracts.offload_contract import OFFLOAD_CONTRACT
+from tests.contracts.worlds import WORLDS, WorldTwin, run_in
 
 
 @pytest.fixture(params=WORLDS, ids=lambda twin: twin.__name__)
 def twin(request: pytest.FixtureRequest, tmp_path: Path) -> WorldTwin:
     make: type[WorldTwin] = request.param
     return make(tmp_path)
-
-
-def run_in(twin: WorldTwin, scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
-    async def run_scenario() -> None:
-        world = twin.world()
-        try:
-            await scenario(world)
-        finally:
-            await world.offload.close()
-
-    twin.run(run_scenario())
 
 
 # ---------------------------------------------------------------------------------------------------------------- clock
@@ -189,61 +180,9 @@ def test_ids_are_unique_and_safe_in_urls_and_file_names(twin: WorldTwin) -> None
 # ----------------------------------------------------------------------------------------------------------------- disk
 
 
-def test_written_content_is_read_back(twin: WorldTwin, tmp_path: Path) -> None:
-    disk, path = twin.world().disk, tmp_path / "journal"
-    assert not disk.exists(path)
-    for data in (b"", b"one", b"two" * 100_000, b"3"):
-        disk.write_atomically(path, data)
-        assert disk.read(path) == data
-    assert disk.exists(path)
-    assert disk.list(tmp_path) == ("journal",)
-
-
-def test_missing_file_or_directory_raises_file_missing(twin: WorldTwin, tmp_path: Path) -> None:
-    disk = twin.world().disk
-    for operation in (lambda: disk.read(tmp_path / "no"), lambda: disk.list(tmp_path / "no")):
-        with pytest.raises(FileMissing) as caught:
-            operation()
-        assert str(tmp_path / "no") in caught.value.cause
-        assert caught.value.cure
-    with pytest.raises(FileMissing):
-        disk.write_atomically(tmp_path / "no" / "file", b"")
-
-
-def test_read_over_size_limit_raises(twin: WorldTwin, tmp_path: Path) -> None:
-    disk, path = twin.world().disk, tmp_path / "large"
-    disk.write_atomically(path, b"x" * 11)
-    assert disk.read(path, bytes_max=11) == b"x" * 11
-    with pytest.raises(FileTooLarge):
-        disk.read(path, bytes_max=10)
-
-
-def test_remove_is_idempotent(twin: WorldTwin, tmp_path: Path) -> None:
-    disk, path = twin.world().disk, tmp_path / "file"
-    disk.write_atomically(path, b"x")
-    disk.remove(path)
-    disk.remove(path)
-    disk.remove(tmp_path / "no" / "file")
-    assert not disk.exists(path)
-    assert disk.list(tmp_path) == ()
-
-
-def test_directories_are_created_with_parents(twin: WorldTwin, tmp_path: Path) -> None:
-    disk, deep = twin.world().disk, tmp_path / "a" / "b" / "c"
-    disk.make_directory(deep)
-    disk.make_directory(deep)
-    for name in ("z", "a", "m"):
-        disk.write_atomically(deep / name, b"")
-    assert disk.list(deep) == ("a", "m", "z")
-    assert disk.free_bytes(deep) > 0
-
-
-def test_lock_excludes_others_until_released(twin: WorldTwin, tmp_path: Path) -> None:
-    disk, path = twin.world().disk, tmp_path / "lock"
-    with disk.lock(path), pytest.raises(FileBusy), disk.lock(path):
-        pass
-    with disk.lock(path):
-        pass
+@pytest.mark.parametrize("promise", DISK_CONTRACT, ids=lambda promise: promise.__name__)
+def test_disk_keeps_contract(promise: Callable[[Any, Path], None], twin: WorldTwin, tmp_path: Path) -> None:
+    promise(twin, tmp_path)
 
 
 WRITER = """
@@ -306,59 +245,6 @@ def _env() -> dict[str, str]:
 # -------------------------------------------------------------------------------------------------------------- offload
 
 
-def test_offloaded_work_runs_in_call_order(twin: WorldTwin) -> None:
-    async def scenario(world: World) -> None:
-        done: list[int] = []
-        waits = [world.offload(lambda turn=turn: done.append(turn)) for turn in range(200)]  # type: ignore[misc]
-        for wait in reversed(waits):
-            await wait
-        assert done == list(range(200))
-
-    run_in(twin, scenario)
-
-
-def test_offload_passes_results_and_exceptions(twin: WorldTwin) -> None:
-    def fail() -> None:
-        raise KeyError("mine")
-
-    async def scenario(world: World) -> None:
-        assert await world.offload(lambda: 42) == 42
-        with pytest.raises(KeyError, match="mine"):
-            await world.offload(fail)
-        assert await world.offload(lambda: "still there") == "still there"
-
-    run_in(twin, scenario)
-
-
-def test_offloaded_work_of_cancelled_waiter_still_runs(twin: WorldTwin) -> None:
-    async def scenario(world: World) -> None:
-        done: list[str] = []
-
-        async def wait() -> None:
-            await world.offload(lambda: done.append("first"))
-            await world.offload(lambda: done.append("second"))
-
-        waiter = asyncio.ensure_future(wait())
-        await asyncio.sleep(0)
-        waiter.cancel()
-        await asyncio.gather(waiter, return_exceptions=True)
-        await world.offload(lambda: done.append("third"))
-        assert done[0] == "first"
-        assert done[-1] == "third"
-
-    run_in(twin, scenario)
-
-
-def test_offload_close_waits_for_work_and_refuses_more(twin: WorldTwin) -> None:
-    async def scenario(world: World) -> None:
-        done: list[int] = []
-        wait = world.offload(lambda: done.append(1))
-        await world.offload.close()
-        assert done == [1]
-        await wait
-        with pytest.raises(OffloadClosed):
-            await world.offload(lambda: done.append(2))
-        await world.offload.close()
-        assert done == [1]
-
-    run_in(twin, scenario)
+@pytest.mark.parametrize("promise", OFFLOAD_CONTRACT, ids=lambda promise: promise.__name__)
+def test_offload_keeps_contract(promise: Callable[[Any], None], twin: WorldTwin) -> None:
+    promise(twin)

@@ -12,16 +12,7 @@ import pytest
 from remit.simulate.world.disk import SimDisk
 from remit.world.files.disk import FileDisk
 from remit.world.interfaces import Disk, DiskError
-from tests.contracts import test_world as promised
-
-CONTRACT_TESTS: list[Callable[[Any, Path], None]] = [
-    promised.test_written_content_is_read_back,
-    promised.test_missing_file_or_directory_raises_file_missing,
-    promised.test_read_over_size_limit_raises,
-    promised.test_remove_is_idempotent,
-    promised.test_directories_are_created_with_parents,
-    promised.test_lock_excludes_others_until_released,
-]
+from tests.contracts.disk_contract import DISK_CONTRACT
 
 
 def sim_disk(place: Path) -> Disk:
@@ -31,10 +22,10 @@ def sim_disk(place: Path) -> Disk:
     return disk
 
 
-@pytest.mark.parametrize("contract_test", CONTRACT_TESTS, ids=lambda test: test.__name__.removeprefix("test_"))
-def test_simulated_disk_passes_contract_tests(contract_test: Callable[[Any, Path], None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("promise", DISK_CONTRACT, ids=lambda promise: promise.__name__)
+def test_simulated_disk_keeps_contract(promise: Callable[[Any, Path], None], tmp_path: Path) -> None:
     disk = sim_disk(tmp_path)
-    contract_test(SimpleNamespace(world=lambda: SimpleNamespace(disk=disk)), tmp_path)
+    promise(SimpleNamespace(world=lambda: SimpleNamespace(disk=disk)), tmp_path)
 
 
 OPERATIONS: dict[str, Callable[[Disk, Path], object]] = {

@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from enum import Enum
 from pathlib import Path
@@ -89,6 +89,17 @@ class WorldTwin(Twin, Protocol):
         ...
 
     def chance(self, seed: str) -> Randomness: ...
+
+
+def run_in(twin: WorldTwin, scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    async def run_scenario() -> None:
+        world = twin.world()
+        try:
+            await scenario(world)
+        finally:
+            await world.offload.close()
+
+    twin.run(run_scenario())
 
 
 class LinkTwin(Twin, Protocol):

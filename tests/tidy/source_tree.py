@@ -1,4 +1,4 @@
-"""Parsed source modules and the documentation pages, for the tests beside it."""
+"""Parsed modules of the source, the tests and the tools, and the documentation pages, for the tests beside it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "src"
+TESTS = ROOT / "tests"
+TOOLS = ROOT / "tools"
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -22,13 +24,22 @@ class Module(NamedTuple):
     tree: ast.Module
 
 
-@cache
 def modules() -> tuple[Module, ...]:
+    return modules_below(SOURCE)
+
+
+@cache
+def modules_below(folder: Path) -> tuple[Module, ...]:
     found = []
-    for file in sorted(SOURCE.rglob("*.py")):
+    for file in sorted(folder.rglob("*.py")):
         text = file.read_text()
         found.append(Module(file.relative_to(ROOT).as_posix(), text, ast.parse(text, str(file))))
     return tuple(found)
+
+
+def dotted(module: Module) -> str:
+    """The name by which the module is imported."""
+    return ".".join(Path(module.path.removeprefix("src/")).with_suffix("").parts).removesuffix(".__init__")
 
 
 def definitions(tree: ast.AST, outer: str = "") -> Iterator[tuple[str, Definition]]:

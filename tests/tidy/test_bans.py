@@ -102,8 +102,9 @@ def test_relative_import_is_banned() -> None:
     assert "TID252" in ruff("src/remit/law/planted.py", "from .fit import fits\n\n__all__ = ['fits']\n")
 
 
+@pytest.mark.parametrize("place", ["src/remit/law/planted.py", "tests/unit/law/test_planted.py", "tools/planted.py"])
 @pytest.mark.parametrize(("branches", "is_reported"), [(19, False), (20, True)])
-def test_a_function_is_too_complex__ruff_reports_it(branches: int, is_reported: bool) -> None:
+def test_a_function_is_too_complex__ruff_reports_it(place: str, branches: int, is_reported: bool) -> None:
     body = "".join(f"    if number == {i}:\n        number += 1\n" for i in range(branches))
     text = f"def planted(number: int) -> int:\n{body}    return number\n"
-    assert ("C901" in ruff("src/remit/law/planted.py", text)) == is_reported
+    assert ("C901" in ruff(place, text)) == is_reported

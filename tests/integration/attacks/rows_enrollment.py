@@ -16,7 +16,7 @@ from remit.model.identity import token_digest
 from remit.world.net.certificates import CertificateAuthority, KeyPair, create_key, create_request
 from tests.integration.attacks.attack_server import Attacker, Outcome, attack, outcome_of
 from tests.integration.serve.server_process import Reply, ask_on
-from tests.integration.serve.test_tls import serving
+from tests.integration.serve.tls_server import serving
 
 
 def join_body(by: Attacker, *nodes: str, digest: str = "ab") -> dict[str, Any]:

@@ -18,7 +18,7 @@ from remit.serve.components import exec_sessions, replica_logs
 from remit.world.net.frames import BODY_BYTES_MAX, FrameKind, pack_frame
 from tests.unit.observation.row_fixtures import replica, tenant, work
 from tests.unit.serve import in_memory_server as asking
-from tests.unit.serve.components.test_exec_sessions import STARTED_FRAME, agents, at, free_port
+from tests.unit.serve.components.agent_connections import STARTED_FRAME, agents, at, free_port
 from tests.unit.serve.in_memory_server import Api, Reply, api
 from tests.unit.serve.watch_cache_fixtures import CacheFixture
 

@@ -18,7 +18,7 @@ import pytest
 from remit.world.clock import BootClock
 from remit.world.interfaces import ProcessSpec
 from remit.world.process.runner import ProcessRunner
-from tests.integration.cli.test_up import REMIT, Ups
+from tests.integration.cli.up_process import REMIT, Ups
 
 SECRET: Final = "what nobody may read"
 STEERING: Final = "\x1b]0;title\x07\x1b[2J\x1b[31m\r\u202e"

@@ -9,7 +9,7 @@ from typing import Final
 
 import pytest
 
-from tests.integration.cli.test_up import REMIT
+from tests.integration.cli.up_process import REMIT
 from tests.unit.serve.in_memory_server import Api, http_test, tenant, workload
 
 NAMES: Final = {

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from remit.cli.main import remit
 from remit.store.sqlite.backup import BackupLabel, archive_head
 from remit.store.sqlite.database_file import SQLITE_MAGIC
-from tests.integration.cli.test_up import SERVICE, Ups, alive
+from tests.integration.cli.up_process import SERVICE, Ups, alive
 
 JOB = """
 apiVersion: remit/v1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_up import REMIT
+from tests.integration.cli.up_process import REMIT
 from tests.integration.serve.server_process import Server
 
 

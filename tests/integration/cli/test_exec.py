@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_up import REMIT, Ups
+from tests.integration.cli.up_process import REMIT, Ups
 
 WEB = """
 apiVersion: remit/v1

@@ -16,23 +16,7 @@ from click.testing import CliRunner, Result
 
 from remit.cli.main import remit
 from remit.store.sqlite.database_file import FILE_NAME
-
-ROOT = Path(__file__).parents[3]
-CLUSTER = Path(__file__).with_name("cluster.yaml")
-MORE = Path(__file__).with_name("more.yaml")
-
-
-def scope(data: Path, *args: str, cluster: Path = CLUSTER) -> subprocess.Popen[str]:
-    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
-    command = [sys.executable, "-m", "tests.integration.stored_scope", str(data), str(cluster), *args]
-    return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
-
-
-def write_scope(data: Path, cluster: Path = CLUSTER) -> Path:
-    owner = scope(data, cluster=cluster)
-    out, _ = owner.communicate(timeout=60)
-    assert owner.returncode == 0 and out.startswith("settled at"), out
-    return data
+from tests.integration.cli.scope_data import CLUSTER, MORE, ROOT, scope, write_scope
 
 
 @pytest.fixture(scope="module")

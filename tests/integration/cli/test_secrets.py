@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_explain import write_scope
-from tests.integration.cli.test_read_commands import Scope
+from tests.integration.cli.scope_data import write_scope
+from tests.integration.cli.server_process import Scope
 
 CANARY = "canary-7c1f-of-a-secret"
 

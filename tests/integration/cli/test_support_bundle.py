@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remit.cli.local.doctor import Redactor
-from tests.integration.cli.test_up import Ups
+from tests.integration.cli.up_process import Ups
 
 pytestmark = pytest.mark.smoke
 

@@ -16,7 +16,7 @@ from remit.agent.credentials import Credentials
 from remit.client.http_link import HttpLink
 from remit.model.wire.agent_messages import AssignmentsRequest
 from remit.world.interfaces import LinkError
-from tests.integration.cli.test_up import REMIT, Ups, alive
+from tests.integration.cli.up_process import REMIT, Ups, alive
 
 TALKS = """
 apiVersion: remit/v1

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli.test_up import Ups
+from tests.integration.cli.up_process import Ups
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "quickstart"
 

@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.integration.cli.test_up import REMIT, Ups
+from tests.integration.cli.up_process import REMIT, Ups
 
 WEB = """
 apiVersion: remit/v1

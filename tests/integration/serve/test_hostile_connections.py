@@ -11,7 +11,7 @@ import pytest
 
 from remit.world.net import connections, http_server
 from remit.world.net.connections import BoundSocket
-from tests.integration.serve.test_http_listener import GET, ask, listening, respond
+from tests.integration.serve.http_listener import GET, ask, listening, respond
 
 pytestmark = pytest.mark.smoke
 

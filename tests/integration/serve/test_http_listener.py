@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -14,37 +12,13 @@ import pytest
 from remit.world.interfaces import ListenFailed
 from remit.world.net import http_server
 from remit.world.net.connections import ALWAYS_ADMITTED, BoundSocket, ListenAddress
-from remit.world.net.http_server import serve_http
+from tests.integration.serve.http_listener import GET, ask, listening, respond
 
 pytestmark = pytest.mark.smoke
-
-App = Callable[[Any, Any, Any], Awaitable[None]]
-GET = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-
-
-async def respond(send: Any, data: bytes) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(data)).encode())]})
-    await send({"type": "http.response.body", "body": data})
 
 
 async def hello(scope: Any, receive: Any, send: Any) -> None:
     await respond(send, b"hello")
-
-
-@asynccontextmanager
-async def listening(app: App, closing: Callable[[], None] = lambda: None, **more: Any) -> AsyncIterator[BoundSocket]:
-    bound = BoundSocket(ListenAddress("127.0.0.1", 0))
-    try:
-        async with serve_http(app, bound, on_closing=closing, **more):
-            yield bound
-    finally:
-        bound.close()
-
-
-async def ask(bound: BoundSocket, data: bytes = GET) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", bound.port)
-    writer.write(data)
-    return reader, writer
 
 
 def test_connection_over_limit_gets_503() -> None:

@@ -19,7 +19,7 @@ from remit.model.records import Phase
 from remit.model.resources import Amount
 from remit.model.roles import Role
 from remit.world.interfaces import ProcessSpec
-from tests.unit.agent.test_reconciler import COPY, TEMPO, Bench
+from tests.unit.agent.reconciler_bench import COPY, TEMPO, Bench
 from tests.unit.world.virtual_world import virtual_world
 
 

@@ -16,7 +16,7 @@ from remit.law.timing import DRIFT_MAX_PERCENT
 from remit.model.claims import Actor, Operation, Verdict
 from remit.world.interfaces import World
 from tests.unit.client.fake_authority import ACTOR, BIND, WINDOW_MS, FakeAuthority, ForwardingEndpoint, bench
-from tests.unit.law.test_overrides import override
+from tests.unit.law.override_fixture import override
 from tests.unit.world.virtual_world import VirtualClock, run_virtually, virtual_world
 
 

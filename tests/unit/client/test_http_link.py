@@ -18,8 +18,8 @@ from remit.client.rpc import EndpointStub, RetryLater
 from remit.world.clock import BootClock
 from remit.world.interfaces import LinkError, ListenFailed, NotSent, ReplyLost
 from remit.world.randomness import SeededRandomness
+from tests.unit.client.fake_link import Wire as OtherLink
 from tests.unit.client.raw_http import Cut, RawRequest, raw_server
-from tests.unit.client.test_rpc import Wire as OtherLink
 
 TOKEN = "a-token"
 

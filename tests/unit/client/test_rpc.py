@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import pytest
@@ -13,33 +12,10 @@ from remit.client.endpoint import AuthorityStatus, Endpoint, EndpointError, NotL
 from remit.client.rpc import EndpointService, EndpointStub, UnreadableRequest
 from remit.model.claims import Accepted, Actor, Bind, Code, Operation, OperationID, Refused, Verdict
 from remit.model.wire.agent_messages import HeartbeatReport, NodeHeartbeat, NodeState
-from remit.world.interfaces import LinkError, NotSent, ReplyLost, Service
+from remit.world.interfaces import LinkError, NotSent, ReplyLost
 from tests.unit.client.fake_authority import ACTOR, BIND, FakeAuthority
+from tests.unit.client.fake_link import Wire
 from tests.unit.world.virtual_world import run_virtually, virtual_world
-
-
-@dataclass
-class Wire:
-    """A link to one service. Fails with `failure` if set; `garbled` replaces the reply."""
-
-    service: Service
-    failure: LinkError | None = None
-    garbled: bytes | None = None
-    sent: list[tuple[str, bytes]] = field(default_factory=list)
-
-    async def request(self, to: str, body: bytes, /) -> bytes:
-        self.sent.append((to, body))
-        if self.failure is not None:
-            raise self.failure
-        reply = await self.service.request(body)
-        return reply if self.garbled is None else self.garbled
-
-    async def stream(self, to: str, body: bytes, /) -> AsyncGenerator[bytes, None]:
-        async for item in self.service.stream(body):
-            yield item
-
-    def serve(self, at: str, service: Service, /) -> AbstractAsyncContextManager[object]:
-        return nullcontext()
 
 
 def connected(endpoint: Endpoint) -> tuple[EndpointStub, Wire]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from remit.model.claims import Accept, AcceptIncarnation, Apply, Bind, ConfirmHoldings, Credit, Move, Spawn
+from remit.model.claims import Accept, AcceptIncarnation, Apply, Bind, ConfirmHoldings, Credit, Mark, Move, Spawn
+from remit.model.kinds import NodeHealth
 from remit.model.records import GrantSpec
 from remit.model.resources import Amount, Duration
 from remit.simulate.checkers.reference.ledger_sums import node_limits, total_sums
@@ -80,3 +81,26 @@ def used_on(scope: Scope, node: str, resource: str = "cpu") -> int:
     taken = total_sums(scope.checker.rows)[0].get((node, resource), 0)
     assert node_limits(scope.checker.rows)[node].get(resource, 0) - scope.books.nodes[node].free.get(resource, 0) == taken
     return taken
+
+
+async def restore_backup(scope: Scope, lease: str = "") -> None:
+    """Restore the present state under a new authority; all leases are vacant, all nodes awaited.
+
+    `lease`, if given, was acquired after the backup, at epochs unknown to it.
+    """
+    backup = await scope.store.inner.backup()
+    for _ in range(3 if lease else 0):
+        await scope.acquire(lease)
+    await scope.restore(backup)
+    scope.reborn = False  # otherwise the harness lets every node report at once
+    await scope.take_over()
+
+
+async def acquire_leases(scope: Scope, *leases: str) -> None:
+    for lease in leases:
+        await scope.acquire(lease)
+
+
+async def mark_node(scope: Scope, name: str, *healths: NodeHealth) -> None:
+    for health in healths:
+        await scope.must(scope.actors["node-lifecycle"], Mark(name, scope.at(f"node/{name}"), health))

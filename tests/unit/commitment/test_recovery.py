@@ -6,32 +6,17 @@ from remit.commitment.recovery import LEASE_EPOCHS_PER_STORE_EPOCH, acknowledged
 from remit.model.claims import Accepted, Acquire, Actor, Apply, Bind, BindGang, Code, Delete, Mark, Refused, Reserve, Vacate
 from remit.model.kinds import NodeHealth
 from tests.properties.authority_world import HOUR, OPERATOR, USER, Scope, node, scope_test, workload
-from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas
+from tests.unit.commitment.authority_fixture import (
+    T1,
+    acquire_leases,
+    bind,
+    commit_transitions,
+    mark_node,
+    restore_backup,
+    spawn_replicas,
+)
 
 AWAITED = "summary/awaited/node/"
-
-
-async def restore_backup(scope: Scope, lease: str = "") -> None:
-    """Restore the present state under a new authority; all leases are vacant, all nodes awaited.
-
-    `lease`, if given, was acquired after the backup, at epochs unknown to it.
-    """
-    backup = await scope.store.inner.backup()
-    for _ in range(3 if lease else 0):
-        await scope.acquire(lease)
-    await scope.restore(backup)
-    scope.reborn = False  # otherwise the harness lets every node report at once
-    await scope.take_over()
-
-
-async def acquire_leases(scope: Scope, *leases: str) -> None:
-    for lease in leases:
-        await scope.acquire(lease)
-
-
-async def mark_node(scope: Scope, name: str, *healths: NodeHealth) -> None:
-    for health in healths:
-        await scope.must(scope.actors["node-lifecycle"], Mark(name, scope.at(f"node/{name}"), health))
 
 
 def awaited_nodes(scope: Scope) -> list[str]:

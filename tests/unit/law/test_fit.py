@@ -11,12 +11,7 @@ from remit.law import fit, requirements
 from remit.model.claims import Code
 from remit.model.kinds import (
     Affinity,
-    Device,
     DeviceRequest,
-    Node,
-    NodeHealth,
-    NodeSpec,
-    NodeStatus,
     Placement,
     PolicyAllow,
     PolicyMatch,
@@ -29,26 +24,10 @@ from remit.model.kinds import (
     Toleration,
     WorkloadSpec,
 )
-from remit.model.metadata import Metadata
 from remit.model.resources import Amount
 from remit.observation.node_columns import NodeFree
+from tests.unit.law.fit_fixtures import node, requirements_of
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
-
-
-def requirements_of(
-    *devices: DeviceRequest, placement: Placement = Placement(), policies: tuple[PolicySpec, ...] = (), **resources: int
-) -> fit.Requirements:
-    template = Template(command=("run",), resources=Amount(resources), devices=devices)
-    spec = WorkloadSpec(type="service", template=template, placement=placement)
-    return requirements.compile_requirements("risk", "api", {"app": "api"}, spec, policies)
-
-
-def node(name: str = "n", zone: str = "a", models: str = "", taints: tuple[Taint, ...] = (), **labels: str) -> NodeFree:
-    """`models` lists the models of its GPUs, one letter each; `-` is a GPU without a model."""
-    devices = tuple(Device(name=f"gpu-{n}", kind="gpu", model=m.strip("-")) for n, m in enumerate(models))
-    spec = NodeSpec(region="north", zone=zone, capacity=Amount({"cpu": 1000}), devices=devices, taints=taints)
-    made = Node(metadata=Metadata(name=name, labels=labels), spec=spec, status=NodeStatus(health=NodeHealth.READY))
-    return NodeFree(made, {"cpu": 1000}, {})
 
 
 def refusals_on(

@@ -8,22 +8,11 @@ from typing import Any
 import pytest
 
 from remit.law.overrides import ActiveOverrides, active_overrides
-from remit.model.kinds import USER_PRIORITY_MAX, Override, OverrideScope, OverrideSpec, OverrideStatus
-from remit.model.metadata import Deadline, Metadata
-from remit.model.resources import Duration
+from remit.model.kinds import USER_PRIORITY_MAX, Override
+from tests.unit.law.override_fixture import BOOT, override
 
-BOOT = "boot-1"
 NOW = (BOOT, 5_000)
 NODE = ("eu", "eu-a", "gpu", "n1")
-
-
-def override(name: str, effect: Any, *, until_ms: int = 9_000, boot: str = BOOT, **more: Any) -> Override:
-    by, budget = more.pop("by", 0), more.pop("budget", "")
-    scope = OverrideScope(**{field: tuple(listed) for field, listed in more.items()})
-    spec = OverrideSpec(effect=effect, scope=scope, ttl=Duration(4_000), reason="r", author="a", by=by, budget=budget)
-    return Override(
-        metadata=Metadata(name=name), spec=spec, status=OverrideStatus(deadline=Deadline(boot=boot, at_ms=until_ms))
-    )
 
 
 def now(*overrides: Override) -> ActiveOverrides:

@@ -10,7 +10,7 @@ from remit.model import kinds, objects
 from remit.model.manifests.field_rules import _EFFECT_SCOPES
 from remit.model.manifests.reader import read
 from remit.model.manifests.validation import validate
-from tests.unit.model.manifests.test_reader import HEAD
+from tests.unit.model.manifests.manifest_texts import HEAD
 
 GOOD = {
     "pause-expansion": "{tenants: [risk], workloads: [web/shop]}",

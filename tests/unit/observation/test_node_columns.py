@@ -11,7 +11,7 @@ from remit.model.metadata import Metadata
 from remit.observation.column_table import CHANGES_MAX, ChangeLog
 from remit.observation.node_columns import NodeColumns, NodeFree, translate_requirements
 from remit.observation.topology_counts import ColumnPeerCounts
-from tests.unit.law.test_fit import node, requirements_of
+from tests.unit.law.fit_fixtures import node, requirements_of
 
 
 def three_nodes() -> list[NodeFree]:

@@ -16,7 +16,7 @@ from remit.proposal.cycle import Cycle
 from remit.proposal.proposals import Proposal
 from remit.proposal.queue.class_queues import QueueWait
 from tests.properties.authority_world import OPERATOR, USER, Scope, amounts, populated_scope, run, workload
-from tests.properties.test_scheduler_view import events_after, listed
+from tests.properties.observation.view_feed import events_after, listed
 
 ROUNDS_MAX = 200
 

@@ -31,7 +31,7 @@ from remit.model.metadata import RecordMetadata
 from remit.model.records import GenerationSpec, Phase, Replica, ReplicaSpec
 from remit.simulate.world.disk import ArtifactSources, SimArtifactFetcher, SimDisk
 from remit.world.interfaces import BindMount, FetchPermissions, IsolationSupport, World
-from tests.unit.agent import test_reconciler as core
+from tests.unit.agent import reconciler_bench as core
 from tests.unit.world.virtual_world import NoRunner, run_virtually, virtual_world
 
 ROOT = Path("/d/cache")

@@ -16,7 +16,7 @@ from remit.cli.main import remit
 from remit.cli.output.console import console
 from remit.model.objects import encode
 from remit.model.wire.api_types import PlanAnswer, PlanItem, PlannedPlacement
-from tests.unit.proposal.explain.test_pending import CASES
+from tests.unit.proposal.explain.pending_cases import CASES
 
 CREATED = PlanAnswer(revision=812, items=(PlanItem(kind="Workload", name="web", tenant="risk", action="create"),))
 WEB = """

@@ -32,7 +32,7 @@ from remit.proposal.explain.subjects import RecordedHistory, explain_replica, ex
 from remit.proposal.placement.plugins import BUILTIN_FILTERS, FORMER_FILTER_NAMES, GANG_MEMBER, UnblockEvent
 from tests.properties.authority_world import workload
 from tests.unit.proposal.cluster_fixtures import RULES, Cluster
-from tests.unit.proposal.explain.test_pending import CASES, full, outranked, three_nodes
+from tests.unit.proposal.explain.pending_cases import CASES, full, outranked, three_nodes
 
 WALL = "2026-01-01T00:10:00.000Z"
 AT = {1: "2026-01-01T00:05:48.000Z"}

@@ -20,7 +20,7 @@ from remit.model.records import Phase, Replica
 from remit.model.resources import Duration
 from tests.properties.authority_world import OPERATOR, node
 from tests.unit.correction.controller_fixture import TEMPO, ControllerBench, claim_words, condition_reasons, replica, work
-from tests.unit.correction.framework.test_loop import CADENCE, LoopBench, loop_test
+from tests.unit.correction.framework.loop_bench import CADENCE, LoopBench, loop_test
 
 KEY = "workload/t1/w"
 ONE = "replica/t1/w-0"

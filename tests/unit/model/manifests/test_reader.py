@@ -9,6 +9,7 @@ import pytest
 from remit.model import kinds, objects, records
 from remit.model.manifests.reader import read
 from remit.model.resources import Amount, Duration
+from tests.unit.model.manifests.manifest_texts import HEAD
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 
@@ -21,7 +22,6 @@ spec:
     command: [run]
     ports: [{name: http}]
 """
-HEAD = "apiVersion: remit/v1\nkind: %s\nmetadata: {name: thing}\nspec:\n"
 
 
 def problems_of(text: str, *, system: bool = False) -> list[str]:

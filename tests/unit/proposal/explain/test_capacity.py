@@ -15,10 +15,10 @@ from remit.model.metadata import Metadata
 from remit.model.records import Phase, Replica
 from remit.proposal.explain.capacity import CapacityAnswer, compute_capacity
 from tests.properties.authority_world import TAINTED, amounts, workload
-from tests.properties.test_explanations import clusters
+from tests.properties.proposal.cluster_strategies import clusters
 from tests.unit.observation.row_fixtures import ready
 from tests.unit.proposal.cluster_fixtures import A_GPU, RULES, Cluster, ranked, rich
-from tests.unit.proposal.explain.test_pending import full, health, override, poor, three_nodes
+from tests.unit.proposal.explain.pending_cases import full, health, override, poor, three_nodes
 
 
 def capacity_of(cluster: Cluster, made: Workload, **more: Any) -> CapacityAnswer:

@@ -20,8 +20,8 @@ from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES
 from remit.proposal.placement.devices import FreeDeviceShares
 from remit.proposal.placement.fragmentation import CELLS_MAX, RANGE, SHAPES_WEIGHED_MAX, WEIGH_INTERVAL, Fragmentation
 from remit.proposal.placement.kernel import Kernel
+from tests.unit.proposal.placement.device_requests import ask, gpus, share
 from tests.unit.proposal.placement.fragmentation_oracle import ReferenceScore
-from tests.unit.proposal.placement.test_device_demand import ask, gpus, share
 
 GIB = 1 << 30
 KINDS = (("gpu", "A"), ("gpu", "B"), ("gpu", ""), ("fpga", "A"))

@@ -14,8 +14,8 @@ from remit.proposal.placement.class_scores import WorkClass
 from remit.proposal.placement.funnel import could_ever_fit, funnel, nearest_fit
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import Filter, UnblockEvent
-from tests.properties.test_fit import ask_of
-from tests.properties.test_kernel import kernel_of, orders
+from tests.properties.proposal.kernel_oracle import kernel_of, orders
+from tests.unit.law.fit_fixtures import ask_of
 from tests.unit.law.fit_oracle import violations
 from tests.unit.observation.row_fixtures import ViewFixture, ready, replica, tenant, work
 

@@ -32,7 +32,7 @@ from remit.proposal.placement.plugins import (
     installed_filters,
     installed_scores,
 )
-from tests.unit.proposal.placement.test_kernel import ask, full, kernel, node
+from tests.unit.proposal.placement.kernel_fixture import ask, full, kernel, node
 
 PLUGIN_MODULE = "theirs_for_tests"
 

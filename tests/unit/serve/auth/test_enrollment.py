@@ -11,7 +11,7 @@ from remit.client.authority_client import AuthorityClient, RetriesExhausted
 from remit.model.claims import AnyClaim
 from remit.model.identity import token_digest
 from remit.serve.auth.enrollment import BOOTSTRAP
-from tests.unit.serve.auth.test_access_control import token
+from tests.unit.serve.auth.user_tokens import token
 from tests.unit.serve.in_memory_server import Api, http_test
 
 JOIN, OTHER = "a-token-for-joining-once", "another-token-for-joining"

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from remit.model.identity import token_digest
-from remit.model.kinds import Node, PolicyMatch, PolicyRule
+from remit.model.kinds import PolicyMatch, PolicyRule
 from remit.model.objects import encode, key
 from remit.model.wire.agent_messages import ExecInputRequest, ExecRequest
 from remit.model.wire.exec_frames import (
@@ -24,34 +22,20 @@ from remit.model.wire.exec_frames import (
     ExecFrameType,
     ExecRejected,
     ExecStart,
-    ExecStarted,
     TerminalSize,
     encode_frame,
 )
 from remit.observation.watch_cache import CachedRow
 from remit.serve.components import replica_logs
-from remit.serve.components.replica_logs import AgentConnections
 from remit.world.net.rpc_client import SocketLink
-from tests.unit.observation.row_fixtures import policy, ready, replica, tenant, work
+from tests.unit.observation.row_fixtures import policy, replica, tenant, work
+from tests.unit.serve.components.agent_connections import SECRET, STARTED_FRAME, agents, at, free_port
 from tests.unit.serve.in_memory_server import Api, Reply, _Gathered, _scope, api
 from tests.unit.serve.watch_cache_fixtures import CacheFixture
 
-SECRET = "what the agent told the server"
 PATH = "/v1/tenants/t1/replicas/web-0/exec"
 START_FRAME = encode_frame(ExecFrameType.START, ExecStart(("id", ";$(id)")))
-STARTED_FRAME = bytes((ExecFrameType.STARTED,)) + msgspec.json.encode(ExecStarted("web-0", 1, "n1"))
 EXITED_FRAME = bytes((ExecFrameType.EXITED,)) + msgspec.json.encode(ExecExit(code=3))
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-def at(port: int) -> Node:
-    node = ready("n1")
-    return replace(node, spec=replace(node.spec, address="127.0.0.1", port=port))
 
 
 class Agent:
@@ -107,10 +91,6 @@ def scene(agent: Agent, test: Callable[[Api], Coroutine[Any, Any, None]], phase:
                 await test(client)
 
     asyncio.run(main())
-
-
-def agents(cluster: CacheFixture, client: Api) -> AgentConnections:
-    return AgentConnections(cluster.board, client.server.clock, {"n1": SECRET})
 
 
 def test_input_reaches_command_in_order_and_output_comes_back() -> None:

@@ -15,7 +15,7 @@ from remit.proposal.explain.result_types import ReplicaExplanation, WorkloadExpl
 from remit.proposal.explain.subjects import RecordedHistory, explain_replica, explain_workload
 from remit.serve.diagnostics.explanations import add_startup_progress, add_workload_startup_progress
 from tests.unit.proposal.cluster_fixtures import RULES
-from tests.unit.proposal.explain.test_pending import CASES
+from tests.unit.proposal.explain.pending_cases import CASES
 from tests.unit.serve.in_memory_server import Api, api, http_test, tenant, workload
 
 __all__ = ["api"]

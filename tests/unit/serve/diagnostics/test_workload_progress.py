@@ -19,9 +19,9 @@ from remit.serve.diagnostics import workload_progress
 from remit.serve.diagnostics.workload_progress import WorkloadProgressReader
 from remit.serve.http.replies import ApiProblem
 from tests.unit.observation.row_fixtures import replica, work
-from tests.unit.serve.auth.test_access_control import token, wait_for_token
-from tests.unit.serve.diagnostics.test_diagnostic_routes import acquire_role, prepare, revision, submit_accepted
+from tests.unit.serve.auth.user_tokens import token, wait_for_token
 from tests.unit.serve.in_memory_server import Api, http_test, tenant, workload
+from tests.unit.serve.role_actors import acquire_role, prepare, revision, submit_accepted
 from tests.unit.serve.watch_cache_fixtures import CacheFixture, InlineOffload
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ import pytest
 from remit.model.identity import Principal
 from remit.serve.http import app as module
 from remit.serve.http.connection_limits import SharedLimit
-from tests.unit.serve.auth.test_access_control import ANN, BOB, create_users
+from tests.unit.serve.auth.user_tokens import ANN, BOB, create_users
 from tests.unit.serve.in_memory_server import TOKENS, api
 
 ADMIN, AGENT = Principal("root", "root", "admin"), Principal("agent", "agent", "agent", nodes=frozenset({"n1"}))

@@ -9,7 +9,7 @@ import pytest
 
 from remit.serve.http.connection_limits import WatchLimit
 from remit.serve.http.replies import ApiProblem
-from tests.unit.serve.auth.test_access_control import ANN, BOB, create_users
+from tests.unit.serve.auth.user_tokens import ANN, BOB, create_users
 from tests.unit.serve.in_memory_server import TOKENS, api
 
 

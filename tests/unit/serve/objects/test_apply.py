@@ -16,8 +16,8 @@ from remit.model.roles import Role
 from remit.serve.http.bodies import PROBLEMS_MAX, split_manifests, validate_manifests
 from remit.serve.http.replies import ApiProblem
 from remit.serve.objects.writes import apply_order
-from tests.unit.serve.diagnostics.test_diagnostic_routes import acquire_role, submit_accepted
 from tests.unit.serve.in_memory_server import Api, http_test, node, tenant, workload
+from tests.unit.serve.role_actors import acquire_role, submit_accepted
 
 
 def lines(*manifests: Any) -> bytes:

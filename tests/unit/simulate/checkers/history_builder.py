@@ -11,7 +11,7 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 
-from remit.simulate.checkers.judge import CommitTimes, Judge
+from remit.simulate.checkers.judge import CommitTimes, Core, Judge
 from remit.simulate.checkers.reference.lifecycle import ON_NODE
 from remit.simulate.checkers.reference.rows import attempt_id
 
@@ -241,3 +241,20 @@ def replica(workload: str, index: int, *, uid: str, generation: int = 1, **statu
 
 def generation_key(workload: str, generation: int = 1) -> str:
     return f"generation/t1/{workload}/{generation:08d}"
+
+
+def healed(
+    h: HistoryBuilder, *, silent: frozenset[str] = frozenset(), roles: frozenset[str] = frozenset(ROLES), calm: bool = False
+) -> None:
+    nodes = frozenset({"n1", "n2"}) - silent
+    core = Core(frozenset({h.scope}), {h.scope: nodes}, roles, h.world.now_ms, {h.scope: silent}, calm)
+    h.world.judge.heal(core)
+
+
+def pass_time(h: HistoryBuilder, seconds: int, *, beats: bool = True) -> None:
+    """Advance the clock with a check each second and a heartbeat commit every two, as an idle authority makes."""
+    for second in range(seconds):
+        h.world.now_ms += 1_000
+        if beats and second % 2:
+            h.commit({}, [])
+        h.world.judge.tick()

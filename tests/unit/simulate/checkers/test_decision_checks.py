@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.unit.simulate.checkers.false_decisions import KEEPS_TWO, decide, override, preempt, three_running_two_must_stay
-from tests.unit.simulate.checkers.history_builder import HistoryBuilder
-from tests.unit.simulate.checkers.test_liveness_checks import healed, pass_time
+from tests.unit.simulate.checkers.history_builder import HistoryBuilder, healed, pass_time
 
 UNTRIED = "pending_replicas_are_tried"
 UNREPORTED = "pending_replicas_have_a_reason"

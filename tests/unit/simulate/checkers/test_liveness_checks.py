@@ -10,29 +10,12 @@ import pytest
 from remit.simulate.checkers.judge import Bounds, Core, Judge
 from remit.simulate.checkers.liveness_checks import LIVENESS_CHECKS
 from tests.unit.simulate.checkers.false_decisions import decide
-from tests.unit.simulate.checkers.history_builder import ROLES, HistoryBuilder, World, node
+from tests.unit.simulate.checkers.history_builder import ROLES, HistoryBuilder, World, healed, node, pass_time
 
 NEWER = {"command": ["y"], "resources": {"cpu": "1"}}
 Stall = Callable[[HistoryBuilder], None]
 STALLS: list[tuple[str, Stall, int]] = []
 """The check that must report it, the function that builds the stall, and the seconds that must pass before."""
-
-
-def healed(
-    h: HistoryBuilder, *, silent: frozenset[str] = frozenset(), roles: frozenset[str] = frozenset(ROLES), calm: bool = False
-) -> None:
-    nodes = frozenset({"n1", "n2"}) - silent
-    core = Core(frozenset({h.scope}), {h.scope: nodes}, roles, h.world.now_ms, {h.scope: silent}, calm)
-    h.world.judge.heal(core)
-
-
-def pass_time(h: HistoryBuilder, seconds: int, *, beats: bool = True) -> None:
-    """Advance the clock with a check each second and a heartbeat commit every two, as an idle authority makes."""
-    for second in range(seconds):
-        h.world.now_ms += 1_000
-        if beats and second % 2:
-            h.commit({}, [])
-        h.world.judge.tick()
 
 
 def stalls(check: str, seconds: int) -> Callable[[Stall], Stall]:

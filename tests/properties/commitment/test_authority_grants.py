@@ -55,10 +55,8 @@ from tests.properties.authority_world import (
     tenant,
     workload,
 )
+from tests.properties.commitment.faulty_scope_machine import NUMBER, REACHED, FaultyScopeMachine
 from tests.properties.effort import tries
-from tests.properties.test_authority_machine import NUMBER, REACHED, FaultyScopeMachine
-
-__all__ = ["REACHED"]
 
 RELEASE_STEPS = {
     "bound": ("remove", "workloads"), "draining": ("stop", ""), "stopping": ("stopped", ""), "unknown": ("resume", ""),

@@ -16,7 +16,8 @@ from remit.model.resources import Amount
 from remit.observation.node_columns import NodeColumns, NodeFree, SelectedRows, translate_requirements
 from remit.observation.topology_counts import ColumnPeerCounts
 from tests.properties.effort import tries
-from tests.unit.law.fit_oracle import PlacementCase, Work, devices_available, violations
+from tests.unit.law.fit_fixtures import ask_of
+from tests.unit.law.fit_oracle import PlacementCase, devices_available, violations
 from tests.unit.law.scalar_fit import OneNode, PlainPeers
 from tests.unit.law.strategies import MODELS, TOPOLOGY_KEYS, amounts, few, nodes_left, one_of, scenes
 
@@ -30,10 +31,6 @@ class PreparedCase(NamedTuple):
     columns: NodeColumns
     over: fit.Requirements
     over_peers: ColumnPeerCounts
-
-
-def ask_of(work: Work, scene: PlacementCase) -> fit.Requirements:
-    return compile_requirements(work.tenant, work.name, work.labels, work.spec, scene.policies)
 
 
 def prepare(scene: PlacementCase) -> PreparedCase:

@@ -48,7 +48,7 @@ from remit.observation.node_columns import NodeFree
 from remit.proposal.proposals import Proposal
 from tests.properties.authority_world import OPERATOR, USER, node, populated_scope, workload
 from tests.properties.effort import tries
-from tests.properties.test_scheduler_view import listed
+from tests.properties.observation.view_feed import listed
 from tests.unit.commitment.authority_fixture import transition_claim
 from tests.unit.law import fit_oracle as oracle
 from tests.unit.law.fit_oracle import PlacementCase, Work

@@ -24,7 +24,7 @@ from tests.properties.authority_world import OPERATOR, populated_scope, run
 from tests.properties.effort import tries
 from tests.properties.manifest_strategies import manifests
 
-BAD = Path(__file__).parents[1] / "bad"
+BAD = Path(__file__).parents[2] / "bad"
 
 NO_OBJECT = {
     "declared-twice.yaml",

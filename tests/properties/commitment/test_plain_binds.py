@@ -17,11 +17,11 @@ from remit.model.claims import Apply, Bind, Code, Delete, Evidence, Mark, Refuse
 from remit.model.kinds import NodeHealth, Policy, PolicyAllow, PolicyRule, PolicySpec
 from remit.model.metadata import Metadata
 from tests.properties.authority_world import OPERATOR, Scope, node, scope_test
-from tests.properties.books_check import stale
-from tests.properties.test_authority_machine import APART, STEPS, books, summed
-from tests.properties.test_pipelined_batches import SORTS, TwinScopes, one_by_one, plain
-from tests.unit.commitment.authority_fixture import T1, bind, spawn_replicas
-from tests.unit.commitment.test_recovery import acquire_leases, mark_node, restore_backup
+from tests.properties.commitment.authority_machine import APART, STEPS
+from tests.properties.commitment.books_check import stale
+from tests.properties.commitment.faulty_scope_machine import books, summed
+from tests.properties.commitment.twin_scopes import SORTS, TwinScopes, one_by_one, plain
+from tests.unit.commitment.authority_fixture import T1, acquire_leases, bind, mark_node, restore_backup, spawn_replicas
 
 FITS_PLAINLY = placement.fits_plainly
 

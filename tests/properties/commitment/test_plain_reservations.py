@@ -18,8 +18,8 @@ from remit.commitment.rulings import placement
 from remit.model.claims import Apply, Bind, Code, Reserve
 from remit.model.kinds import Placement, Taint
 from tests.properties.authority_world import OPERATOR, Scope, node, populated_scope, run, tenant
-from tests.properties.books_check import stale
-from tests.properties.test_authority_machine import books, summed
+from tests.properties.commitment.books_check import stale
+from tests.properties.commitment.faulty_scope_machine import books, summed
 from tests.unit.commitment.authority_fixture import T1, bind, commit_transitions, spawn_replicas, transition_claim
 
 NODES = ("n1", "n2")

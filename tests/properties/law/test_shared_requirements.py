@@ -24,7 +24,7 @@ from remit.model.kinds import (
     WorkloadSpec,
 )
 from remit.model.resources import Amount
-from tests.properties.books_check import LOOKED_UP, compared
+from tests.properties.commitment.books_check import LOOKED_UP, compared
 from tests.unit.law.fit_oracle import PlacementCase, Work
 from tests.unit.law.scalar_fit import OneNode
 from tests.unit.law.strategies import scenes

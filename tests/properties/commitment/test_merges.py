@@ -8,7 +8,7 @@ Three properties of the class beside each ruling:
   changed one. The claim is the cause: without it, some merge violates nothing.
 - *Complete*: a claim without an entry here fails a test.
 
-`pytest -s tests/properties/test_merges.py` prints the table.
+`pytest -s tests/properties/commitment/test_merges.py` prints the table.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ from remit.model.records import (
 )
 from remit.model.resources import Amount, Duration
 from remit.model.roles import Role
-from tests.properties.merge_model import (
+from tests.properties.commitment.merge_model import (
     BOOT,
     INCARNATION,
     INVARIANTS,

@@ -1,12 +1,11 @@
 """Property: the sums of a scheduler's view equal the authority's books, after any commits, in any split into events.
 
-The machine of test_authority_machine.py commits; a view follows it by single events, by folded events, and by lists with or
+The machine of authority_machine.py commits; a view follows it by single events, by folded events, and by lists with or
 without earlier state. After every step it has the rows of the store and the sums of the books.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
@@ -20,45 +19,14 @@ from remit.model.kinds import Policy, PolicyAllow, PolicyMatch, PolicyRule, Poli
 from remit.model.metadata import Metadata
 from remit.observation.frozen_view import compare, recompute
 from remit.observation.node_columns import translate_requirements
-from remit.observation.scheduler_view import LIST_RANGES, SchedulerView
+from remit.observation.scheduler_view import SchedulerView
 from remit.simulate.checkers.reference.rows import of_kind, phase_of
-from remit.store import chain
 from remit.store.memory import MemoryStore
-from remit.store.protocol import HEAD, WatchEvent
 from tests.properties.authority_world import OPERATOR, USER, FakeClock, Scope, workload
+from tests.properties.commitment.authority_machine import SPREAD, AuthorityMachine
+from tests.properties.commitment.faulty_scope_machine import NUMBER
 from tests.properties.effort import tries
-from tests.properties.test_authority_machine import NUMBER, SPREAD, AuthorityMachine
-
-
-async def listed(view: SchedulerView, store: MemoryStore) -> None:
-    page = await store.range(HEAD, limit=1)
-    view.begin_list(chain.decode_head(page.rows[0].value), page.revision)
-    for prefix, after in LIST_RANGES:
-        rows = (await store.range(prefix, after=after, limit=10_000, revision=page.revision)).rows
-        # In pages that break where they like: a grant may come before its parent.
-        for start in range(0, len(rows), 3):
-            view.add_page(rows[start : start + 3])
-    view.end_list()
-
-
-def folded(events: Sequence[WatchEvent]) -> WatchEvent:
-    """Fold events as a store does for a lagging watcher, in arbitrary order."""
-    last = {change.key: change for event in events for change in event.changes}
-    changes = tuple(last[key] for key in sorted(last, reverse=True))
-    return events[-1]._replace(changes=changes)
-
-
-async def events_after(store: MemoryStore, after: int) -> list[WatchEvent]:
-    watch, events = await store.watch("", after=after), list[WatchEvent]()
-    try:
-        now = await store.revision()
-        reader = aiter(watch)
-        while after < now:
-            events.append(await anext(reader))
-            after = events[-1].revision
-    finally:
-        await watch.close()
-    return events
+from tests.properties.observation.view_feed import events_after, folded, listed
 
 
 def sums_of_view(view: SchedulerView) -> dict[str, Any]:

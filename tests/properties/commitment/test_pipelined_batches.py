@@ -18,14 +18,13 @@ from hypothesis import strategies as st
 from remit.client.endpoint import EndpointError, NotLeader, OutcomeUnknown, Overloaded
 from remit.commitment import batch
 from remit.commitment.draft import Draft
-from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Operation, RecordEvent, Refused, Spawn, Verdict
+from remit.model.claims import Abandon, Accepted, Apply, Bind, Code, Delete, Operation, RecordEvent, Refused, Spawn
 from remit.model.records import EventSpec
 from tests.properties.authority_world import OPERATOR, USER, Scope, node, populated_scope, run, tenant, workload
-from tests.properties.test_authority_machine import STEPS, AuthorityMachine, books, summed
+from tests.properties.commitment.authority_machine import STEPS
+from tests.properties.commitment.faulty_scope_machine import books, summed
+from tests.properties.commitment.twin_scopes import EACH, TwinScopes, one_by_one, plain
 from tests.unit.commitment.authority_fixture import T1
-
-EACH = 3
-SORTS = st.sets(st.integers(0, 11), min_size=3, max_size=6)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -35,44 +34,8 @@ def _one_lane() -> Iterator[None]:
         yield
 
 
-class TwinScopes(AuthorityMachine):
-    """The machine as a source of claims: it acts in one scope, and passes the operations on to another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches.stop()
-        self.batches = mock.patch.object(Scope, "batch_max", EACH)
-        self.batches.start()
-        self.other: Scope
-
-    def scopes(self) -> list[Scope]:
-        return [self.r, self.other]
-
-    def collected(self, steps: list[tuple[int, int, int]]) -> list[list[Operation]]:
-        """Requests of one batch each, made without knowledge of each other's outcome."""
-        self.batch = []
-        self.run_ordinary_steps(steps=steps)
-        batch, self.batch = self.batch, None
-        return [batch[i : i + EACH] for i in range(0, len(batch) - len(batch) % EACH, EACH)]
-
-    async def set_up_both(self, sorts: set[int]) -> None:
-        await self._set_up(sorts)
-        first = self.r
-        await self._set_up(sorts)
-        self.other, self.r = self.r, first
-        assert self.r.row("head") == self.other.row("head")
-
-
-async def one_by_one(scope: Scope, asks: Sequence[list[Operation]]) -> list[Any]:
-    return [await scope.send(ask) for ask in asks]
-
-
 async def at_once(scope: Scope, asks: Sequence[list[Operation]]) -> list[Any]:
     return list(await asyncio.gather(*(scope.send(ask) for ask in asks)))
-
-
-def plain(answers: list[list[Verdict]]) -> list[Verdict]:
-    return [verdict for verdicts in answers for verdict in verdicts]
 
 
 @settings(max_examples=settings().max_examples // 2 or 1)
