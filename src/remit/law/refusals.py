@@ -51,7 +51,9 @@ REFUSALS: Final[dict[Code, Refusal]] = {
     Code.NODE_UNREADY: Refusal("the node is not ready for new work", "node ready"),
     Code.DRAINING: Refusal("the node is cordoned or draining", "node uncordoned"),
     Code.NO_ROOM: Refusal("the node has too little free capacity", "capacity freed or added"),
-    Code.DEVICE_TAKEN: Refusal("the requested devices do not exist on the node or are in use", "device freed"),
+    Code.DEVICE_TAKEN: Refusal(
+        "the requested devices do not exist on the node or are in use", "device freed, or a node with such devices added"
+    ),
     Code.DEVICE_MISMATCH: Refusal(
         "the named devices are not of the requested kind or model", "name devices of the requested kind and model"
     ),

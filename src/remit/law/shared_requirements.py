@@ -71,7 +71,11 @@ class RequirementsInterner:
         generation: int = 0,
         placeable: bool = True,
     ) -> Requirements:
-        """Raises ValueError for requirements that cannot be met."""
+        """Returns what each replica of this generation requires, under the policies of this object.
+
+        Raises ValueError for a device request that contradicts itself: an empty model name, two shares of one kind, a share
+        out of range, a share together with whole devices of its kind, or too many overlapping sets of models.
+        """
         all_labels = {**labels, WORKLOAD_LABEL: workload}
         template, gang = spec.template, spec.gang
         rules = (

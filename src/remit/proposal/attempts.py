@@ -112,6 +112,10 @@ def gang_minimum(view: SchedulerView, key: QueueKey) -> int:
     return key.gang if view.holds.bound_count(key.generation) < key.gang else 0
 
 
+def gang_shortage_text(fitting: int, minimum: int) -> str:
+    return f"{fitting} of {minimum} gang members fit, and they must be bound at once"
+
+
 class AttemptShortage(Enum):
     """The resource that ran out before all replicas of an attempt were placed."""
 
@@ -145,6 +149,10 @@ class Attempt(NamedTuple):
     """Delays after which preemption may succeed."""
     complete: bool = False
     """Whether the attempt included the members of all later turns."""
+    gang_minimum: int = 0
+    """How many gang members must be bound at once; 0 if replicas may be bound one by one."""
+    gang_fits: int = 0
+    """How many members of a gang fitted, if fewer than its minimum did."""
 
     def placed(self) -> Iterator[tuple[int, int, Mapping[str, int]]]:
         """Slot, row and devices of each placed replica."""
@@ -304,7 +312,9 @@ class Attempts:
             return ended(AttemptShortage.PLUGIN, error_text=str(error))
         self._kernel.undo(work_class, placements)
         if len(placements.rows) < minimum:
-            return self._out_of_capacity(ended(AttemptShortage.CAPACITY, work_class, survey), work_class, now_ms)
+            shortage = ended(AttemptShortage.CAPACITY, work_class, survey)
+            shortage = shortage._replace(gang_minimum=minimum, gang_fits=len(placements.rows))
+            return self._out_of_capacity(shortage, work_class, now_ms)
         attempt = Attempt(
             queue, since, slots, placements, source, work_class, survey, AttemptShortage.NONE, policy, minimum > 0
         )
@@ -436,7 +446,9 @@ class Attempts:
         until_ms = now_ms + pause_ms if pause_ms else None
         if pause_ms:
             self._on_mark(CoverageMark.PACED)
-        is_waiting = self._backlog.wait(queue, reason, unblock_events, since=attempt.since, now_ms=now_ms, until_ms=until_ms)
+        is_waiting = self._backlog.wait(
+            queue, reason, unblock_events, since=attempt.since, now_ms=now_ms, until_ms=until_ms, detail=detail
+        )
         if not is_waiting or not slots or self._is_reported(queue, reason, slots, now_ms):
             return []
         survey, closest = attempt.survey_at_end or attempt.survey, None
@@ -484,12 +496,9 @@ class Attempts:
                 return Code.DELETING, frozenset({workload}), "the workload is deleted or being deleted", True
             case AttemptShortage.QUOTA:
                 unblock_events = frozenset({("quota", key.tenant)})
-                return (
-                    attempt.quota_source.reason,
-                    unblock_events,
-                    f"{attempt.quota_source.name} has too little quota left",
-                    False,
-                )
+                needed = max(gang_minimum(self._view, key), 1)
+                detail = attempt.quota_source.shortage_text(attempt.queue.amount, needed)
+                return attempt.quota_source.reason, unblock_events, detail, False
             case AttemptShortage.MEMBERS:
                 return (
                     Code.GANG_SHORT,
@@ -500,11 +509,10 @@ class Attempts:
             case AttemptShortage.PLUGIN:
                 return Code.INTERNAL_ERROR, frozenset({("node",)}), attempt.error, False
             case AttemptShortage.CAPACITY | AttemptShortage.NONE:
-                return self._placement_reason(key, attempt.work_class, attempt.survey_at_end)
+                return self._placement_reason(key, attempt)
 
-    def _placement_reason(
-        self, key: QueueKey, work_class: WorkClass | None, survey: ClassSurvey | None
-    ) -> tuple[Code, frozenset[Hashable], str, bool]:
+    def _placement_reason(self, key: QueueKey, attempt: Attempt) -> tuple[Code, frozenset[Hashable], str, bool]:
+        work_class, survey = attempt.work_class, attempt.survey_at_end
         if work_class is None or survey is None:
             return Code.NO_ROOM, frozenset({("room",), ("node",)}), "", False
         funnel = survey.funnel
@@ -517,7 +525,11 @@ class Attempts:
             # Some members fit, so more free capacity may be enough for all.
             unblock_events.add(("room",))
         reason = Code.GANG_SHORT if key.gang and funnel.fits else funnel.reason
-        detail = rejection_text(funnel, work_class.requirements)
+        detail = (
+            gang_shortage_text(attempt.gang_fits, attempt.gang_minimum)
+            if reason is Code.GANG_SHORT and attempt.gang_minimum
+            else rejection_text(funnel, work_class.requirements)
+        )
         return reason, frozenset(unblock_events), detail, never
 
     def _unblock_key(self, event: UnblockEvent, key: QueueKey) -> Hashable:

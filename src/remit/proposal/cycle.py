@@ -320,7 +320,7 @@ class Cycle:
             for attempt, nodes in bound.values():
                 for explain in self._attempts.explain(attempt, nodes, DecisionOutcome("bound")):
                     proposal.add(explain)
-        for explain in self._pending_records(now_ms):
+        for explain in self._pending_records(proposal, now_ms):
             proposal.add(explain)
         for slots in proposal.slots:
             for slot in slots:
@@ -448,19 +448,25 @@ class Cycle:
                 )
         self._abandoned = {}
 
-    def _pending_records(self, now_ms: int) -> Iterable[RecordDecision]:
+    def _pending_records(self, proposal: Proposal, now_ms: int) -> list[RecordDecision]:
+        """Decision records of refusals, and of pending replicas that no attempt of this cycle has reached."""
+        records, claimed = list[RecordDecision](), {slot for slots in proposal.slots for slot in slots}
         for (tenant, code, detail), slots in self._refusals.items():
-            yield from self.decisions.records(tenant, slots, DecisionOutcome("refused", code, detail), attempt=1)
+            records += self.decisions.records(tenant, slots, DecisionOutcome("refused", code, detail), attempt=1)
         self._refusals = {}
         for queue, slots in self._unreported.take_due(now_ms, self.backlog.queue_of).items():
             if queue.wait is not None:
+                detail = queue.wait.detail[:DETAIL_MAX] or "same reason as the last attempt"
                 outcome = DecisionOutcome(
                     "waiting",
                     queue.wait.reason,
-                    "not tried: replicas with the same requirements are pending for this reason",
+                    f"{detail}; not tried again since",
                     event_names(queue.wait.unblock_events),
                 )
-                yield from self.decisions.records(queue.tenant, slots, outcome, attempt=queue.attempts)
+                # A claimed replica is not pending for this reason, although its queue is.
+                unclaimed = [slot for slot in slots if slot not in claimed]
+                records += self.decisions.records(queue.tenant, unclaimed, outcome, attempt=queue.attempts)
+        return records
 
     # -- verdicts ----------------------------------------------------------------------------------------------------------
 

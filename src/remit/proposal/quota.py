@@ -6,11 +6,12 @@ because a scope that holds such a grant is not the tenant's home scope.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from remit.law.ledgers import GrantLedger
 from remit.model.claims import Code
+from remit.model.resources import DEVICES_PREFIX, Amount
 from remit.observation.scheduler_view import SchedulerView
 
 
@@ -31,9 +32,38 @@ class QuotaSource(NamedTuple):
                 count = min(count, max(available.get(name, 0), 0) // need)
         return count
 
+    def shortage_text(self, charge: Iterable[tuple[str, int]], count: int) -> str:
+        """Why the ledger does not cover `count` replicas with this charge."""
+        if self.ledger is None:
+            return f"{self.name} does not exist in this scope"
+        if self.unusable is not None:
+            return f"nothing can be charged to {self.name}"
+        needs = {name: need * count for name, need in charge}
+        left = {name: max(self.ledger.free.get(name, 0), 0) for name in needs}
+        total = {name: self.ledger.amount.get(name, 0) for name in needs}
+        text, needed_by = (
+            f"{self.name} has too little quota left",
+            "one replica needs" if count == 1 else f"{count} replicas need",
+        )
+        if exceeded := [name for name, need in needs.items() if need > total[name]]:
+            cure = "a raised quota" if self.name.startswith("tenant/") else "a larger grant"
+            return (
+                f"{text}: it has {_listed(total, exceeded)} in total, and {needed_by} {_listed(needs, exceeded)}, "
+                f"so only {cure} helps"
+            )
+        if short := [name for name, need in needs.items() if need > left[name]]:
+            return f"{text}: {_listed(left, short)} of {_listed(total, short)}; {needed_by} {_listed(needs, short)}"
+        return text
+
     @property
     def reason(self) -> Code:
         return self.unusable or Code.OVER_QUOTA
+
+
+def _listed(amounts: Mapping[str, int], names: Iterable[str]) -> str:
+    return ", ".join(
+        str(Amount({name: amounts[name]})) if amounts[name] else f"no {name.removeprefix(DEVICES_PREFIX)}" for name in names
+    )
 
 
 def quota_source(

@@ -63,8 +63,8 @@ def as_json(*args: str) -> Any:
 def test_workload_without_capacity_is_explained_with_remedies(data: Path) -> None:
     text = output_of("explain", "workload/web", "--data", str(data))
     assert "queued 2, bound 4 of 6 desired" in text
-    assert "reason=no_room  verdict=not-now (an event can end the wait)" in text
-    assert "nodes 4 -> schedulable 3 -> taints tolerated 2 -> capacity 0" in text
+    assert "reason=no_room  verdict=not-now (a single replica would fit an empty node)" in text
+    assert "4 nodes -> 3 schedulable -> 2 with only tolerated taints -> 0 with enough free capacity" in text
     assert "nearest fit:  n1, short by cpu 1" in text
     assert "if node n1 grows by cpu 1 (then it fits 1 node: n1)" in text
     assert "or if there is 1 more node like n1" in text
@@ -79,7 +79,7 @@ def test_workload_without_capacity_is_explained_with_remedies(data: Path) -> Non
 def test_gang_explanation_counts_fitting_replicas(data: Path) -> None:
     text = output_of("explain", "workload/train", "-n", "lab", "--data", str(data))
     assert "reason=over_quota" in text
-    assert "quota 2 of 3" in text
+    assert "quota for 2 of 3 replicas" in " ".join(text.split())
     assert "3 must be bound at once: 1 of 3 pending ones fit now, 0 are placed" in text
     assert "if quota tenant/lab grows by gpu 1, and there are 2 more nodes like g1" in text
 
@@ -96,8 +96,8 @@ def test_replica_larger_than_every_node_has_verdict_never(data: Path) -> None:
 def test_bound_replica_explains_its_node_and_another(data: Path) -> None:
     text = output_of("explain", "replica/web-0", "--node", "g1", "--data", str(data), "-v")
     assert "bound on n" in text
-    assert "the best of 2 nodes that fit" in text
-    assert "nodes 4 -> schedulable 3 -> taints tolerated 2" in text
+    assert "one of 2 nodes that fit; scores when its batch began" in text
+    assert "4 nodes -> 3 schedulable -> 2 with only tolerated taints" in text
     assert "fragmentation" in text and "least-allocated" not in text, "with devices in the cluster, fragmentation decides"
     assert "bind accepted at revision" in text
     assert "it violates 1 rule there now" in text
@@ -114,8 +114,8 @@ def test_bound_replica_explains_its_node_and_another(data: Path) -> None:
 
 def test_cluster_without_devices_scores_by_least_allocated(deviceless: Path) -> None:
     text = output_of("explain", "replica/web-0", "--data", str(deviceless), "-v")
-    assert "the best of 2 nodes that fit" in text
-    assert "nodes 3 -> schedulable 2" in text
+    assert "one of 2 nodes that fit; scores when its batch began" in text
+    assert "3 nodes -> 2 schedulable" in text
     assert "least-allocated" in text and "fragmentation" not in text
 
 

@@ -199,7 +199,7 @@ class BacklogMachine(RuleBasedStateMachine):
             assert (
                 plain.wait is not None
                 and plain.wait[:2] == ("no_room", cures)
-                and plain.wait[3:] == (self.now_ms, attempt.since)
+                and plain.wait[3:5] == (self.now_ms, attempt.since)
             )
             assert RETRY_MS_MIN <= plain.wait.until_ms - self.now_ms <= RETRY_MS_MAX
 

@@ -688,6 +688,20 @@ async def test_reason_is_recorded_for_every_waiting_replica_of_queue(m: CycleFix
 
 
 @cycle_test
+async def test_bound_replica_is_not_recorded_as_waiting_with_the_rest_of_its_queue(m: CycleFixture) -> None:
+    """Replicas that no attempt reached have the detail of the last attempt."""
+    m.limit = 3
+    await create_pending(m.scope, "big", 20, "4", replicas=20)
+    await m.settle()
+    bound = {name for one in m.decisions("bound") for name in one.replicas}
+    waiting = {name: one.detail for one in m.decisions("waiting") for name in one.replicas}
+    assert bound and not bound & set(waiting)
+    assert len(bound | set(waiting)) == 20
+    untried = {detail for detail in waiting.values() if detail.endswith("; not tried again since")}
+    assert untried and all(" nodes fit: " in detail for detail in untried)
+
+
+@cycle_test
 async def test_refusal_is_recorded_in_decisions(m: CycleFixture) -> None:
     await create_pending(m.scope, "a", 1, "4")
     await create_pending(m.scope, "b", 2, "4")

@@ -62,3 +62,17 @@ def test_exhausted_slice_does_not_hide_next() -> None:
     t.apply(replica("w", phase="bound", on="n1", grants=("a",)))
     assert quota_source(t.view, "t1", NOW_MS, [("cpu", 1000)]).name == "b"
     assert quota_source(t.view, "t1", NOW_MS, [("cpu", 9000)]).reason == Code.OVER_QUOTA
+
+
+def test_shortage_says_whether_only_a_raised_quota_helps() -> None:
+    t = ViewFixture(ready("n1"), tenant("t1", "3"), *work("a", "2"), replica("a", phase="bound", on="n1"))
+    source = quota_source(t.view, "t1", NOW_MS)
+    text = "tenant/t1 has too little quota left"
+    assert source.shortage_text([("cpu", 1500)], 1) == f"{text}: cpu 1 of cpu 3; one replica needs cpu 1500m"
+    assert source.shortage_text([("cpu", 2000)], 2) == (
+        f"{text}: it has cpu 3 in total, and 2 replicas need cpu 4, so only a raised quota helps"
+    )
+    assert source.shortage_text([("cpu", 500)], 1) == text
+    assert quota_source(t.view, "nobody", NOW_MS).shortage_text([], 1) == "tenant/nobody does not exist in this scope"
+    expired = ViewFixture(tenant("t1"), slice_("a", "2", until_ms=NOW_MS))
+    assert quota_source(expired.view, "t1", NOW_MS).shortage_text([("cpu", 500)], 1) == "nothing can be charged to a"

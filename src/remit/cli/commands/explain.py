@@ -76,9 +76,9 @@ def explain(
 ) -> None:
     """Explain why a workload or replica is pending or where it is, and which changes would help.
 
-    WHAT is workload/NAME or replica/NAME. The answer has one dominant reason, the number of nodes that each filter rejected
-    (rejected and fitting nodes add up to all nodes), the node that comes nearest, and the smallest changes that would allow
-    placement, each tried on a copy of the cluster state.
+    WHAT is workload/NAME or replica/NAME. The answer has one dominant reason, the number of nodes left after each filter (-v:
+    also how many each rejected), the node that comes nearest, and the smallest changes that would allow placement, each tried
+    on a copy of the cluster state.
     """
     kind, tenant, name = _parse_target(what, tenant)
     if data is None:

@@ -42,20 +42,20 @@ from remit.proposal.queue.backlog import RETRY_MS_MAX
 PASSED_LABELS: Final = {
     "node-health": "ready",
     "schedulable": "schedulable",
-    "placement": "placement matches",
-    "policy": "policy allows",
-    "taints": "taints tolerated",
-    "labels": "labels match",
-    "resources": "capacity",
-    "devices": "free devices",
-    "device-shares": "free device share",
-    "spread": "topology spread",
-    "affinity": "affinity met",
-    "anti-affinity": "anti-affinity met",
-    "others-anti-affinity": "others' anti-affinity met",
-    "overrides": "not excluded by override",
+    "placement": "in the requested regions, zones and pools",
+    "policy": "allowed by the policy",
+    "taints": "with only tolerated taints",
+    "labels": "with matching labels",
+    "resources": "with enough free capacity",
+    "devices": "with enough free devices",
+    "device-shares": "with a large enough free device share",
+    "spread": "within the topology spread",
+    "affinity": "with affinity met",
+    "anti-affinity": "with anti-affinity met",
+    "others-anti-affinity": "with others' anti-affinity met",
+    "overrides": "not excluded by an override",
 }
-"""By filter name: the label of the nodes that passed it, in the funnel line."""
+"""By filter name: what the nodes that passed it are, in the funnel line."""
 
 RELAXED: Final = {
     "placement": "placement.regions, zones or pools allow another place",
@@ -90,13 +90,14 @@ impossible.
 
 
 def funnel_line(funnel: FilterFunnel, quota: QuotaExplanation | None = None) -> str:
-    """Formats a funnel as `nodes 120 -> ready 118 -> capacity 3`: the nodes that passed all filters so far."""
+    """Formats a funnel as `120 nodes -> 118 ready -> 3 with enough free capacity`: the nodes left after each filter."""
     parts = [
-        f"nodes {funnel.nodes}",
-        *(f"{PASSED_LABELS.get(step.filter, step.filter)} {step.left}" for step in funnel.steps),
+        many(funnel.nodes, "node"),
+        *(f"{step.left:,} {PASSED_LABELS.get(step.filter, f'accepted by {step.filter}')}" for step in funnel.steps),
     ]
     if quota is not None and quota.covers < quota.wanted:
-        parts.append(f"quota {quota.covers}" + (f" of {quota.wanted}" if quota.wanted > 1 else ""))
+        of = f"{quota.covers} of {quota.wanted}" if quota.wanted > 1 else f"{quota.covers}"
+        parts.append(f"quota for {of} replicas")
     return " -> ".join(parts)
 
 
@@ -236,6 +237,7 @@ TIMED_PHASES: Final = frozenset({Phase.RESERVED, Phase.BOUND, Phase.STARTING})
 """The phases that end by a timeout; the others end as soon as the named role acts."""
 
 REFUSAL_MEANINGS: Final = frozenset(refusal.meaning for refusal in REFUSALS.values())
+STATED_BY_DETAIL: Final = frozenset(REFUSALS[code].meaning for code in (Code.OVER_QUOTA, Code.GANG_SHORT))
 INDENT: Final = 14
 HISTORY_SHOWN: Final = 12
 STYLES: Final = {"now": "green", "not-now": "yellow", "never": "red"}
@@ -365,7 +367,8 @@ def _chosen(
         return
     line(console, "why here", _format_rank(explanation, chosen))
     _candidates(console, chosen.candidates, explanation.node)
-    line(console, "", funnel_line(chosen.passage))
+    if chosen.passage.steps:
+        line(console, "", funnel_line(chosen.passage))
     if chosen.victims:
         line(console, "preempted", listed([name.removeprefix("replica/") for name in chosen.victims]))
     policy = f"policy {chosen.policy}" if chosen.policy else "no policy"
@@ -381,13 +384,23 @@ def _chosen(
 
 def _format_rank(explanation: ReplicaExplanation, chosen: PlacementExplanation) -> str:
     fitting = many(chosen.passage.fits, "node")
-    if all(candidate.node != explanation.node for candidate in chosen.candidates):
-        return f"one of {fitting} that fit; best nodes when its batch began:"
-    return f"the best of {fitting} that fit" if chosen.passage.fits > 1 else "the only node that fits"
+    own = next((candidate.score for candidate in chosen.candidates if candidate.node == explanation.node), None)
+    if chosen.victims or not chosen.passage.fits:
+        return "replicas of lower priority were preempted to make room on it"
+    if chosen.passage.fits == 1 and own is not None:
+        return "the only node that fits"
+    if own is not None and all(candidate.score < own for candidate in chosen.candidates if candidate.node != explanation.node):
+        return f"the best of {fitting} that fit"
+    scores = "; scores when its batch began, before other replicas of the batch were placed:" if chosen.candidates else ""
+    return f"one of {fitting} that fit{scores}"
 
 
 def _verdicts(console: Console, history: Sequence[HistoryEntry], chosen: PlacementExplanation, wall: str) -> None:
-    """Print the verdict on the placement, and the number of earlier attempts."""
+    """Print the verdict on the placement, and how often it was tried before.
+
+    The tries are those of the scheduler's queue, which replicas with equal requirements share; they are not the attempts of
+    the replica.
+    """
     verdicts = [entry for entry in history if entry.by == "authority"]
     accepted = next((entry for entry in reversed(verdicts) if "bind" in entry.said and "accepted" in entry.said), None)
     if accepted is not None:
@@ -395,8 +408,11 @@ def _verdicts(console: Console, history: Sequence[HistoryEntry], chosen: Placeme
         line(console, "verdict", f"{accepted.said} at revision {accepted.revision}" + (f", {age} ago" if age else ""))
     refused = [entry for entry in verdicts if entry.reason]
     pending = [entry for entry in history if entry.by == "scheduler" and entry.said == "waiting"]
-    earlier = f"refused {many(len(refused), 'time')}, pending {many(len(pending), 'time')} before" if refused or pending else ""
-    line(console, "attempts", f"attempt {chosen.attempt}; {earlier or 'placed at once'}{_reasons([*refused, *pending])}")
+    first = "on the first try" if chosen.attempt == 1 else f"on try {chosen.attempt} of its queue"
+    earlier = (
+        f"; earlier refused {many(len(refused), 'time')}, pending {many(len(pending), 'time')}" if refused or pending else ""
+    )
+    line(console, "placement", f"{first}{earlier}{_reasons([*refused, *pending])}")
 
 
 def _reasons(explanation: Sequence[HistoryEntry]) -> str:
@@ -429,7 +445,8 @@ def _pending(
     )
     line(console, "replica", Text.assemble(name, "  ", head))
     line(console, "", _format_reason(waits))
-    line(console, "nodes", funnel_line(waits.passage, waits.quota))
+    if waits.passage.steps:
+        line(console, "nodes", funnel_line(waits.passage, waits.quota))
     if waits.gang is not None:
         gang = waits.gang
         line(
@@ -449,7 +466,8 @@ def _pending(
         line(console, "preemption", format_preemption(waits.preemption))
     if waits.verdict != "now":
         line(console, "next attempt", _next_attempt(waits, history, wall))
-    if verbose or waits.quota.covers < waits.quota.wanted:
+    is_stated = waits.detail.startswith(f"{waits.quota.ledger} has too little quota left: ")
+    if verbose or (waits.quota.covers < waits.quota.wanted and not is_stated):
         line(console, "quota", format_quota(waits.quota))
     if verbose:
         _funnel(console, waits.passage)
@@ -458,7 +476,7 @@ def _pending(
 def _verdict(waits: PendingExplanation) -> str:
     return {
         "now": "now",
-        "not-now": "not-now (an event can end the wait)",
+        "not-now": "not-now (a single replica would fit an empty node)",
         "never": "never (not without a change of the workload, the nodes or the policy)",
     }[waits.verdict]
 
@@ -471,9 +489,11 @@ def _format_reason(waits: PendingExplanation) -> str:
 
 
 def format_reason(meaning: str, detail: str, funnel: FilterFunnel | None) -> str:
-    """Joins the meaning of a reason and its detail. The meaning of a refusal code is about one node, so it is left out if the
-    detail counts the nodes by their reasons.
+    """Joins the meaning of a reason and its detail. The meaning is left out if the detail says the same in numbers: the meaning
+    of most refusal codes is about one node, and the detail counts the nodes by their reasons.
     """
+    if detail and meaning in STATED_BY_DETAIL:
+        return detail
     counts = ("the cluster has no nodes", f"{funnel.fits} of {funnel.nodes} nodes fit") if funnel is not None else ()
     if meaning in REFUSAL_MEANINGS and counts and detail.startswith(counts):
         return detail

@@ -20,7 +20,7 @@ from remit.model.records import DecisionCandidate
 from remit.model.resources import DEVICES_PREFIX, WHOLE_DEVICE, Amount
 from remit.observation.replica_table import PENDING
 from remit.observation.scheduler_view import SchedulerView
-from remit.proposal.attempts import QueueKey, gang_minimum, queue_key_for
+from remit.proposal.attempts import QueueKey, gang_minimum, gang_shortage_text, queue_key_for
 from remit.proposal.explain.remedies import find_remedies
 from remit.proposal.explain.result_types import (
     Change,
@@ -144,13 +144,13 @@ def _reason(view: SchedulerView, work: PendingWork, node_funnel: Funnel) -> tupl
     if work.gang_minimum > 1 and work.pending < work.gang_minimum:
         return Code.GANG_SHORT, f"{work.pending} of {work.gang_minimum} required gang members exist", never
     if source.covers(work.requirements.charge.pairs, work.needed) < work.needed:
-        return source.reason, _quota_text(source), never
+        return source.reason, source.shortage_text(work.requirements.charge.pairs, work.needed), never
     if work.trial.can_place(work.needed):
         return None, "", False
     if key.gang and node_funnel.fits:
         return (
             Code.GANG_SHORT,
-            f"{len(work.trial.try_place(work.needed).rows)} of {work.needed} gang members fit, and they must be bound at once",
+            gang_shortage_text(len(work.trial.try_place(work.needed).rows), work.needed),
             never,
         )
     detail = rejection_text(node_funnel, work.requirements)
@@ -167,12 +167,6 @@ def _policy_lapsed(requirements: Requirements, now: Instant) -> bool:
     """
     until = requirements.policy_deadline
     return until is not None and (until.boot != now[0] or now[1] >= until.at_ms)
-
-
-def _quota_text(source: QuotaSource) -> str:
-    if source.ledger is None:
-        return f"{source.name} does not exist in this scope"
-    return f"{source.name} has too little quota left"
 
 
 def _unblock_events(work: PendingWork, node_funnel: Funnel, code: Code | None) -> tuple[str, ...]:

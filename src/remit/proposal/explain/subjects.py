@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from remit.law.workload_rules import (
+    NO_LIMIT,
     QUEUED,
     Limit,
     desired_replicas,
@@ -47,6 +48,8 @@ from remit.proposal.placement.plugins import BUILTIN_FILTERS, FORMER_FILTER_NAME
 
 HISTORY_MAX: Final = 50
 GROUPS_MAX: Final = 8
+_UNFINISHED: Final = (Phase.RUNNING, Phase.READY, Phase.SERVING)
+"""Phases in which a replica of a job runs and has not ended."""
 _REASONS: Final = {filter_.name: filter_.code.value for filter_ in BUILTIN_FILTERS}
 
 
@@ -190,6 +193,8 @@ def explain_workload(
     revisions = view.replicas.column("revision")[slots[phases == PENDING]].tolist()
     pending = Limit(groups[0].waits.reason or QUEUED) if groups else None
     limit = limiting_factor(declared, counts, pending) if declared is not None else pending or phase_limit("service", counts)
+    if declared is not None and declared.spec.type == "job" and limit == NO_LIMIT and any(map(counts.get, _UNFINISHED)):
+        limit = Limit(detail="all its replicas that may run now are running")
     return WorkloadExplanation(
         kind="workload",
         tenant=tenant,

@@ -41,6 +41,44 @@ def fits_devices(requirements: Requirements, devices: Sequence[Device], used: Ma
     return bool(fit_whole_devices(requirements, site, NO_PEERS)) and bool(fit_shares(requirements, site, NO_PEERS))
 
 
+class DeclaredDevices:
+    """The devices that each node declares, taken or not, as columns for the device rules of law/fit.py.
+
+    It separates nodes that have too few devices from nodes whose devices are in use. Updated by `refresh`, which reads only
+    the nodes that were replaced since.
+    """
+
+    def __init__(self, columns: NodeColumns) -> None:
+        self._columns = columns
+        self._changes_seen = -1
+        self._nodes: list[Node | None] = []
+        self.whole_devices: dict[DeviceModel, Ints] = {}
+        self.largest_shares: dict[DeviceModel, Ints] = {}
+
+    def refresh(self) -> None:
+        nodes, changed = self._columns.nodes, self._columns.changed
+        touched = changed.since(self._changes_seen) if self._changes_seen >= 0 else None
+        if (added := len(nodes) - len(self._nodes)) > 0:
+            self._nodes += [None] * added
+            for columns in (self.whole_devices, self.largest_shares):
+                for model, column in columns.items():
+                    columns[model] = np.concatenate([column, np.zeros(added, dtype=np.int64)])
+        for row in range(len(nodes)) if touched is None else np.unique(touched).tolist():
+            if nodes[row] is not self._nodes[row]:
+                self._set_node(row, nodes[row])
+        self._changes_seen = changed.count
+
+    def _set_node(self, row: int, node: Node | None) -> None:
+        self._nodes[row] = node
+        declared = free_devices(node.spec.devices if node is not None else (), {})
+        for columns, amounts in zip((self.whole_devices, self.largest_shares), declared, strict=True):
+            for model in amounts:
+                if model not in columns:
+                    columns[model] = np.zeros(len(self._nodes), dtype=np.int64)
+            for model, column in columns.items():
+                column[row] = amounts.get(model, 0)
+
+
 DeviceCost = Callable[[DeviceRequirement, int], int]
 """Cost of taking a share from a device with this much free; the lowest cost wins."""
 

@@ -5,8 +5,8 @@ Used for decision records and explanations. Nothing is placed here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
@@ -45,6 +45,8 @@ _REJECTIONS: Final = {
 class FunnelStep(NamedTuple):
     filter: Filter
     refused: int
+    without_devices: int = 0
+    """How many of the rejected nodes do not have the requested devices, even if none of theirs were in use."""
 
 
 class Funnel(NamedTuple):
@@ -84,19 +86,46 @@ def funnel(kernel: Kernel, work_class: WorkClass) -> Funnel:
         passed = np.asarray(
             kernel.check(filter_, work_class.column_requirements, columns)
         )  # one value per row, or a single value for all
-        refused = int(np.count_nonzero(remaining & ~passed))
+        rejected: Bools = remaining & ~passed
+        refused = int(np.count_nonzero(rejected))
         if refused:
-            steps.append(FunnelStep(filter_, refused))
+            steps.append(FunnelStep(filter_, refused, _count_without_devices(kernel, work_class, filter_, rejected)))
             remaining = remaining & passed
     return Funnel(nodes, tuple(steps), int(remaining.sum()))
 
 
+def _count_without_devices(kernel: Kernel, work_class: WorkClass, filter_: Filter, rejected: Bools) -> int:
+    if filter_.check is not fit.devices and filter_.check is not fit.shares:
+        return 0
+    declared = kernel.declared_devices
+    declared.refresh()
+    has_devices = filter_.check(work_class.requirements, cast(Any, declared), fit.NO_PEERS)
+    return int(np.count_nonzero(rejected & np.logical_not(has_devices)))
+
+
 def rejection_text(node_funnel: Funnel, requirements: Requirements) -> str:
-    """How many nodes fit, and why the others do not: `0 of 3 nodes fit: 1 not ready, 2 no free gpu`."""
+    """How many nodes fit, and why the others do not: `0 of 3 nodes fit: 1 not ready, 2 have no gpu`."""
     if not node_funnel.nodes:
         return "the cluster has no nodes"
-    rejections = ", ".join(f"{step.refused} {_rejection(step.filter, requirements)}" for step in node_funnel.steps)
+    rejections = ", ".join(text for step in node_funnel.steps for text in _rejections(step, requirements))
     return f"{node_funnel.fits} of {node_funnel.nodes} nodes fit" + (f": {rejections}" if rejections else "")
+
+
+def _rejections(step: FunnelStep, requirements: Requirements) -> Iterator[str]:
+    """The nodes without the requested devices are counted apart: for them, waiting until a device is freed does not help."""
+    if step.without_devices:
+        parts = [(part, _kind(part)) for part in (*requirements.whole_devices, *requirements.device_shares) if part.amount]
+        wanted = " or ".join(
+            f"fewer than {part.amount} {kind}" if part in requirements.whole_devices and part.amount > 1 else f"no {kind}"
+            for part, kind in parts
+        )
+        yield f"{step.without_devices} {'has' if step.without_devices == 1 else 'have'} {wanted}"
+    if step.refused > step.without_devices:
+        yield f"{step.refused - step.without_devices} {_rejection(step.filter, requirements)}"
+
+
+def _kind(part: fit.DeviceRequirement) -> str:
+    return f"{part.kind} of model {' or '.join(part.models)}" if part.models else part.kind
 
 
 def _rejection(filter_: Filter, requirements: Requirements) -> str:
@@ -105,10 +134,10 @@ def _rejection(filter_: Filter, requirements: Requirements) -> str:
     if filter_.check is fit.devices:
         parts = [part for part in requirements.whole_devices if part.amount]
         return " or ".join(
-            f"no free {part.kind}" if part.amount == 1 else f"fewer than {part.amount} free {part.kind}" for part in parts
+            f"no free {_kind(part)}" if part.amount == 1 else f"fewer than {part.amount} free {_kind(part)}" for part in parts
         )
     if filter_.check is fit.shares:
-        return " or ".join(f"no {part.kind} with {part.amount}m free" for part in requirements.device_shares)
+        return " or ".join(f"no {_kind(part)} with {part.amount}m free" for part in requirements.device_shares)
     return _REJECTIONS.get(filter_.name, f"rejected by filter {filter_.name}")
 
 

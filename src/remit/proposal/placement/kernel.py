@@ -31,7 +31,7 @@ from remit.observation.node_columns import Bools, Ints, NodeColumns, SelectedRow
 from remit.observation.topology_counts import NODE, ColumnPeerCounts
 from remit.proposal.placement.builtin_plugins import DEFAULT_SCORES, LEAST_ALLOCATED
 from remit.proposal.placement.class_scores import GroupMerge, WorkClass, top_k, top_k_fitting
-from remit.proposal.placement.devices import choose_devices
+from remit.proposal.placement.devices import DeclaredDevices, choose_devices
 from remit.proposal.placement.plugins import (
     BUILTIN_FILTERS,
     CAPACITY_CHECKS,
@@ -89,6 +89,7 @@ class Kernel:
         check_unique_names(scores)
         check_weight_sum(scores)
         self.columns, self.peers = columns, peers
+        self.declared_devices = DeclaredDevices(columns)
         self.all_filters = (*BUILTIN_FILTERS, *filters)
         self.filters = tuple(filter_ for filter_ in self.all_filters if filter_.check not in (fit.ready, fit.accepting))
         self.scores = tuple(scores)
@@ -390,7 +391,7 @@ class Kernel:
             self._post_run(work_class, np.array(placed.rows, dtype=np.int64), -1)
 
     def top_rows(self, work_class: WorkClass, count: int) -> list[tuple[int, int, dict[str, int]]]:
-        """The best rows, with the total of each in thousandths and the contribution of each score."""
+        """The best rows, with the total of each in thousandths and the contribution of each score, and of soft spreading."""
         numbers = self.row_scores(work_class)
         unit = SCALE // 1000 * (HIGH_PRECISION_FACTOR if work_class.high_precision else 1)
         rows = np.flatnonzero(numbers >= 0)
@@ -402,6 +403,8 @@ class Kernel:
             score.name: self._weighted_sum([score], work_class.column_requirements, site) // (SCALE // 1000)
             for score in contributing
         }
+        if work_class.requirements.preferred_spread:
+            parts.setdefault("spread", (numbers[rows] - work_class.score[rows]) // unit)
         return [
             (row, int(numbers[row]) // unit, {name: int(part[at]) for name, part in parts.items()})
             for at, row in enumerate(rows.tolist())

@@ -261,6 +261,7 @@ class Backlog:
         since: int,
         now_ms: int,
         until_ms: int | None = None,
+        detail: str = "",
     ) -> bool:
         """Records that an attempt which saw version `since` could not place the queue. Returns False if it is to be tried again
         at once.
@@ -283,7 +284,7 @@ class Backlog:
         retry_ms = now_ms + RETRY_MS_MIN + self._jitter(RETRY_MS_MAX - RETRY_MS_MIN)
         if until_ms is not None:
             retry_ms = min(retry_ms, until_ms)
-        self._deactivate(queue, QueueWait(reason, unblock_events, retry_ms, now_ms, since))
+        self._deactivate(queue, QueueWait(reason, unblock_events, retry_ms, now_ms, since, detail))
         for event in unblock_events:  # the order of this set does not matter: each event has its own entry
             self._waiters.setdefault(event, {})[queue] = None
         return True

@@ -44,6 +44,8 @@ class QueueWait(NamedTuple):
     until_ms: int
     at_ms: int
     since: int
+    detail: str = ""
+    """The detail that the attempt recorded; empty for a backoff."""
 
 
 class ClassQueue:

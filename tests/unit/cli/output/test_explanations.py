@@ -90,7 +90,7 @@ def test_every_phase_with_a_limit_states_how_it_ends() -> None:
     assert {phase for phase, wait in PHASE_TIMEOUTS.items() if wait.transition in ends} == TIMED_PHASES
 
 
-NO_ROOM = REFUSALS[Code.NO_ROOM].meaning
+NO_ROOM, OVER_QUOTA = REFUSALS[Code.NO_ROOM].meaning, REFUSALS[Code.OVER_QUOTA].meaning
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,7 @@ NO_ROOM = REFUSALS[Code.NO_ROOM].meaning
         (NO_ROOM, "0 of 4 nodes fit: 4 too little free cpu", 4, "0 of 4 nodes fit: 4 too little free cpu"),
         (NO_ROOM, "the cluster has no nodes", 0, "the cluster has no nodes"),
         (NO_ROOM, "paused by override o1", 4, f"{NO_ROOM}; paused by override o1"),
+        (OVER_QUOTA, "tenant/t1 has too little quota left", 4, "tenant/t1 has too little quota left"),
         (
             "the rack has too little power",
             "0 of 4 nodes fit: 4 rejected by filter rack-power",
@@ -120,7 +121,10 @@ def test_stored_funnel_with_former_filter_names_is_read_under_their_new_names() 
     decision = Decision(metadata=RecordMetadata(name="d", tenant="t1"), spec=spec)
     cluster = three_nodes().work(workload("w"), 0, on=("n1",))
     text = replica_text(cluster, "w-0", RecordedHistory([(9, decision)], (), {9: AT[1]}), width=128)
-    assert "nodes 9 -> schedulable 7 -> placement matches 5 -> others' anti-affinity met 3" in text
+    assert (
+        "9 nodes -> 7 schedulable -> 5 in the requested regions, zones and pools -> 3 with others' anti-affinity met"
+        in " ".join(text.split())
+    )
     row = cluster.objects["replica/t1/w-0"]
     assert isinstance(row, Replica)
     chosen = explain_replica(cluster.view(), row, 1, RecordedHistory([(9, decision)]), RULES).chosen
@@ -213,12 +217,49 @@ def test_stored_decision_is_printed_with_attempts_and_verdict() -> None:
         node="n2",
     )
     assert "the best of 2 nodes that fit" in text
-    assert "nodes 3 -> labels match 2" in text
+    assert "3 nodes -> 2 with matching labels" in text
     assert "revision 7, 40 ms old at the decision; policy 3" in text
-    assert "attempt 2; refused 1 time, pending 0 times before (no_room)" in text
+    assert "placement:    on try 2 of its queue; earlier refused 1 time, pending 0 times (no_room)" in text
     assert "bind accepted at revision 9" in text
     assert "it would fit there now" in text
     assert "on its current node n1: score" in text
+
+
+@pytest.mark.parametrize(
+    ("scores", "fits", "expected"),
+    [
+        ({"n1": 700, "n2": 600}, 3, "the best of 3 nodes that fit"),
+        ({"n1": 600, "n2": 600}, 3, "one of 3 nodes that fit; scores when its batch began"),
+        ({"n2": 700, "n1": 600}, 3, "one of 3 nodes that fit; scores when its batch began"),
+        ({"n2": 700}, 3, "one of 3 nodes that fit; scores when its batch began"),
+        ({"n1": 700}, 1, "the only node that fits"),
+        ({}, 0, "replicas of lower priority were preempted to make room on it"),
+    ],
+)
+def test_node_is_called_the_best_only_if_its_score_is_the_highest_shown(
+    scores: dict[str, int], fits: int, expected: str
+) -> None:
+    candidates = tuple(DecisionCandidate(node=node, score=score, parts={}) for node, score in scores.items())
+    spec = DecisionSpec(replicas={"t1/w-0": "n1"}, nodes=fits, fits=fits, candidates=candidates, verdict="bound")
+    decision = Decision(metadata=RecordMetadata(name="d", tenant="t1"), spec=spec)
+    text = replica_text(
+        three_nodes().work(workload("w"), 0, on=("n1",)), "w-0", RecordedHistory([(9, decision)], (), {9: AT[1]})
+    )
+    assert f"why here:     {expected}" in text
+    assert "placement:    on the first try\n" in text
+    assert " -> " not in text, "no filter rejected a node"
+
+
+def test_running_job_is_not_called_finished() -> None:
+    declared = workload("w", replicas=2, type_="job")
+    text = workload_text(three_nodes().work(declared, 0, on=("n1", "n2"), phase=Phase.RUNNING))
+    assert "limited by:   nothing: all its replicas that may run now are running" in text
+
+
+def test_charge_above_the_total_quota_says_that_only_more_quota_helps() -> None:
+    plain = " ".join(replica_text(CASES["quota"][2](), "w-0").split())
+    assert "tenant/t1 has too little quota left: it has" in plain and "so only a raised quota helps" in plain
+    assert OVER_QUOTA not in plain
 
 
 def test_reservation_lists_victims_not_released_yet() -> None:

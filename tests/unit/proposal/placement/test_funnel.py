@@ -11,7 +11,7 @@ from remit.law.fit import Requirements
 from remit.model.claims import Code
 from remit.model.kinds import DeviceRequest, NodeHealth, NodeStatus, Placement
 from remit.proposal.placement.class_scores import WorkClass
-from remit.proposal.placement.funnel import could_ever_fit, funnel, nearest_fit
+from remit.proposal.placement.funnel import could_ever_fit, funnel, nearest_fit, rejection_text
 from remit.proposal.placement.kernel import Kernel
 from remit.proposal.placement.plugins import Filter, UnblockEvent
 from tests.properties.proposal.kernel_oracle import kernel_of, orders
@@ -77,6 +77,28 @@ def test_nearest_node_is_one_with_most_requested_devices() -> None:
         near = nearest_fit(*kernel_and_class(t, "a"))
         assert near is not None
         assert (near.row, near.missing) == (t.view.columns.rows["n3"], {"gpu": 1})
+
+
+def test_nodes_without_the_requested_devices_are_told_from_those_in_use() -> None:
+    def text(t: ViewFixture, name: str) -> str:
+        kernel, work_class = kernel_and_class(t, name)
+        return rejection_text(funnel(kernel, work_class), work_class.requirements)
+
+    one, two = (DeviceRequest(kind="gpu", count=1),), (DeviceRequest(kind="gpu", count=2),)
+    nodes = ready("n1"), ready("n2"), ready("n3", gpus=1)
+    t = ViewFixture(*nodes, tenant("t1"), *work("a", devices=one), *work("b", devices=two))
+    assert text(t, "a") == "1 of 3 nodes fit: 2 have no gpu"
+    assert text(t, "b") == "0 of 3 nodes fit: 3 have fewer than 2 gpu"
+    kernel, work_class = kernel_and_class(t, "a")
+    placed = kernel.place_run(work_class, 1)
+    taken = rejection_text(funnel(kernel, work_class), work_class.requirements)
+    assert taken == "0 of 3 nodes fit: 2 have no gpu, 1 no free gpu"
+    kernel.undo(work_class, placed)
+    t.apply(replace(nodes[0], spec=ready("n1", gpus=1).spec), drop=["node/n2"])
+    kernel.place_run(work_class, 2)
+    assert rejection_text(funnel(kernel, work_class), work_class.requirements) == "0 of 2 nodes fit: 2 no free gpu"
+    shared = ViewFixture(ready("n1"), tenant("t1"), *work("a", devices=(DeviceRequest(kind="gpu", share="500m"),)))
+    assert text(shared, "a") == "0 of 1 nodes fit: 1 has no gpu"
 
 
 def test_third_party_filter_does_not_see_workload_identity() -> None:
