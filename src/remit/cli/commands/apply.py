@@ -218,7 +218,7 @@ def _show_pending(console: Console, pending: Any) -> None:
         ),
         soft_wrap=True,
     )
-    if passage is not None:
+    if passage is not None and passage.steps:
         console.print(Text(f"      {escaped(funnel_line(passage))}"), soft_wrap=True)
     if pending.get("nearest"):
         nearest = msgspec.convert(pending["nearest"], NearestNodeExplanation, dec_hook=dec_hook)

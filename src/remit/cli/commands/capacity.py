@@ -248,7 +248,7 @@ def _show(console: Console, answer: CapacityAnswer) -> None:
     else:
         reason = format_reason(stop.meaning, stop.detail, stop.passage)
         line(console, "next one", Text.assemble("blocked by ", (stop.reason, "bold yellow"), f": {reason}"))
-        line(console, "nodes", funnel_line(stop.passage) + (" -> quota 0" if stop.reason in QUOTA else ""))
+        line(console, "nodes", funnel_line(stop.passage) + (" -> quota for 0 replicas" if stop.reason in QUOTA else ""))
         if stop.nearest is not None:
             line(console, "nearest fit", format_nearest(stop.nearest))
         for number, unblock in enumerate(stop.unblocks):
