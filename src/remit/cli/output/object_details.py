@@ -99,9 +99,9 @@ def _head(out: Console, obj: AnyObject, events: Sequence[HistoryEvent], now: str
     if owners:
         field(out, "owned by", owners)
     versions = [f"revision {meta.revision}", *([f"generation {meta.generation}"] if meta.generation else [])]
-    if events:
-        versions.append(f"last change {age(events[-1].at, now) or '?'} ago")
     field(out, "version", ", ".join(versions))
+    if events:
+        field(out, "last event", f"{age(events[-1].at, now) or '?'} ago")
     if getattr(meta, "deleting", False):
         finalizers = ", ".join(getattr(meta, "finalizers", ()))
         field(
