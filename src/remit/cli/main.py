@@ -100,7 +100,7 @@ COMMANDS = {
     "audit": LazyCommand(
         "remit.cli.commands.events",
         "audit",
-        "Print the audit log: changes, log reads and commands of users, and refused requests.",
+        "Print the audit log: what users changed, read or ran, and refused requests.",
     ),
     "version": LazyCommand("remit.cli.commands.status", "version", "Print the version of this program and of the server."),
     "completion": LazyCommand("remit.cli.local.context", "completion", "Print the completion script for your shell."),

@@ -144,7 +144,7 @@ def columns(*, about: bool) -> tuple[Column, ...]:
 def row(item: HistoryEvent, wall: str, *, about: bool) -> Cells:
     from remit.cli.output.console import BAD, Cell
 
-    regarding = (item.regarding,) if about else ()
+    regarding = (item.regarding or "-",) if about else ()
     type_ = Cell(item.type, BAD if item.type == "Warning" else "")
     return (type_, item.reason, when(item, wall), item.source, *regarding, str(item.revision), item.at, item.message or "-")
 
@@ -193,8 +193,8 @@ AUDIT_LIMIT: Final = 100
 )
 @server_options()
 def audit(context: CommandContext, who: str, action: str, since: str, limit: int, output: str) -> None:
-    """Print the audit log, newest last: requests of users that change something, read logs or run commands, and refused
-    requests.
+    """Print the audit log, newest last: requests of users that change something, read logs or a backup, or run commands,
+    and refused requests.
 
     TENANT is the tenant of the caller. Similar refusals in a short time are one line with a count. --tenant limits the output
     to users of that tenant. A token of a tenant sees only entries of that tenant.

@@ -381,7 +381,8 @@ class NodeDrained:
         more_text = f" and {len(remaining) - NAMED_MAX} more" if len(remaining) > NAMED_MAX else ""
         condition = condition_of(obj.status.conditions, "Drained")
         finalizers = f"; blocked: {condition.message}" if condition is not None and condition.message else ""
-        return GoalStatus(False, f"{len(remaining)} replicas left: {', '.join(named)}{more_text}{finalizers}")
+        count_text = "1 replica" if len(remaining) == 1 else f"{len(remaining)} replicas"
+        return GoalStatus(False, f"{count_text} left: {', '.join(named)}{more_text}{finalizers}")
 
 
 def _reason_text(condition: Condition) -> str:
