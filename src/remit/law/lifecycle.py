@@ -51,7 +51,7 @@ PHASE_MEANINGS: Final[dict[Phase, str]] = {
     P.FAILED: "ended with a failure or was declared lost; its capacity is not free yet",
     P.RELEASED: "ended; its capacity is free",
 }
-"""What each phase means, for people."""
+"""The meaning of each phase, for people."""
 
 
 class PhaseTimeout(NamedTuple):
