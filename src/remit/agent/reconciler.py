@@ -41,7 +41,7 @@ from remit.agent.run_spec import NO_INPUTS, fence_ms, needs_preparation, uses_se
 from remit.law.timing import Timing, lost_after_ms
 from remit.model.claims import Move
 from remit.model.kinds import NodeHealth, WorkloadSpec
-from remit.model.records import GenerationSpec, Phase, Replica
+from remit.model.records import PROCESS_ENDED, GenerationSpec, Phase, Replica
 from remit.world.interfaces import ExitStatus
 
 RENEWALS_MAX: Final = 128
@@ -392,7 +392,7 @@ class NodeReconciler:
                     attempt,
                     assignment,
                     "unready",
-                    reason=f"the process ended ({_result(record, exit_status)}) and is restarted",
+                    reason=f"{PROCESS_ENDED} ({_result(record, exit_status)}) and is restarted",
                 )
         elif fence and self._assignments_revision < self._lease_revision:
             # The attempt may have been declared lost and placed elsewhere: restart only on assignments newer than the lease.
@@ -420,7 +420,7 @@ class NodeReconciler:
                 attempt, assignment, "crash", result=result, reason=self._end_reason(attempt, spec, record, result)
             )
         elif phase is Phase.SERVING:
-            yield self._report(attempt, assignment, "unready", reason="the process ended")
+            yield self._report(attempt, assignment, "unready", reason=PROCESS_ENDED)
         else:
             yield self._report(attempt, assignment, "finish", result=OK)
 

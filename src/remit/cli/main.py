@@ -97,7 +97,11 @@ COMMANDS = {
     ),
     "bench": LazyCommand("remit.bench.bench_command", "bench", "Run benchmarks on this machine."),
     "token": LazyCommand("remit.cli.commands.token", "token", "Create, list and revoke access tokens."),
-    "audit": LazyCommand("remit.cli.commands.events", "audit", "Print the audit log: changes by users, and refused requests."),
+    "audit": LazyCommand(
+        "remit.cli.commands.events",
+        "audit",
+        "Print the audit log: what users changed, read or ran, and refused requests.",
+    ),
     "version": LazyCommand("remit.cli.commands.status", "version", "Print the version of this program and of the server."),
     "completion": LazyCommand("remit.cli.local.context", "completion", "Print the completion script for your shell."),
 }

@@ -325,7 +325,7 @@ def _times(timing: LoopTiming) -> Iterator[tuple[str, str]]:
 
 
 def _conditions() -> Iterator[tuple[str, ...]]:
-    placing = codes(list(STAGE_REASONS.values())[:3])
+    placing = codes(STAGE_REASONS[stage] for stage in ("admitted", "retriable", "queued", "scheduled"))
     yield code("Admitted"), "all", code("Accepted"), "the code of the refusal to create replicas, such as `Limit`"
     yield code("Scheduled"), "all", f"{code('AllBound')}: every desired replica has a node", placing
     yield code("Ready"), "services, daemons", code("AllReady"), f"the stage that limits it: {codes(STAGE_REASONS.values())}"

@@ -31,6 +31,7 @@ from remit.law.lifecycle import (
     HOLDING_PHASES,
     NODE_HEALTH_TRANSITIONS,
     ON_NODE_PHASES,
+    PHASE_MEANINGS,
     PHASE_TIMEOUTS,
     TRANSITIONS,
     PhaseTimeout,
@@ -97,10 +98,11 @@ def _diagram() -> str:
 
 def _phases() -> str:
     return table(
-        ("phase", "holds capacity", "may run on a node", "time limit", "then"),
+        ("phase", "meaning", "holds capacity", "may run on a node", "time limit", "then"),
         (
             (
                 code(phase),
+                PHASE_MEANINGS[phase],
                 _yes_or_no(phase in HOLDING_PHASES),
                 _yes_or_no(phase in ON_NODE_PHASES),
                 *_timeout_cells(PHASE_TIMEOUTS.get(phase)),

@@ -36,6 +36,24 @@ from remit.model.roles import Role
 P = Phase
 
 
+PHASE_MEANINGS: Final[dict[Phase, str]] = {
+    P.PENDING: "created or queued again; it has no node yet",
+    P.RESERVED: "capacity of a node is reserved; preempted replicas have not been released yet",
+    P.BOUND: "assigned to a node; its agent has not begun to start it",
+    P.STARTING: "the agent prepares and starts the process",
+    P.RUNNING: "the process runs, or is restarted within the attempt",
+    P.READY: "the process runs and is ready; not in the endpoints",
+    P.SERVING: "ready and in the endpoints",
+    P.DRAINING: "it is to be stopped; its agent has not begun yet",
+    P.STOPPING: "the agent stops the process",
+    P.FINISHED: "ended successfully; its capacity is not free yet",
+    P.UNKNOWN: "its node does not report, so the process may still run",
+    P.FAILED: "ended with a failure or was declared lost; its capacity is not free yet",
+    P.RELEASED: "ended; its capacity is free",
+}
+"""The meaning of each phase, for people."""
+
+
 class PhaseTimeout(NamedTuple):
     """How long a phase may last before `role` ends it by `transition`. With 0 ms the workload sets the limit."""
 

@@ -43,6 +43,7 @@ _STAGE: Final[dict[Phase, str]] = {
 
 STAGE_REASONS: Final[dict[str, str]] = {
     "admitted": "Creating",
+    "retriable": "AwaitingRetry",
     "queued": "Queued",
     "scheduled": "WaitingForPreemption",
     "bound": "NotStarted",
@@ -59,12 +60,16 @@ _FINAL_STAGES: Final = {"job": ("running", "ready"), "service": (), "daemon": ()
 """Stages that are sufficient for this type of workload and do not hold it up."""
 
 
-def stage_reason(type_: Literal["job", "service", "daemon"], desired: int, phases: Iterable[Phase]) -> str:
-    """Returns the reason word of the earliest stage in which a workload with `desired` replicas is held up, for conditions."""
+def stage_reason(type_: Literal["job", "service", "daemon"], desired: int, phases: Iterable[Phase], retriable: int = 0) -> str:
+    """Returns the reason word of the earliest stage in which a workload with `desired` replicas is held up, for conditions.
+    `retriable` released replicas are not missing: they will be queued for another attempt.
+    """
     counts = Counter(_STAGE[phase] for phase in phases)
     # A released replica of a job counts as created; one of a service is replaced.
     created = counts.total() - (0 if type_ == "job" else counts[_STAGE[P.RELEASED]])
-    counts["admitted"] = max(0, desired - created)
+    missing = max(0, desired - created)
+    counts["retriable"] = min(missing, retriable)
+    counts["admitted"] = missing - counts["retriable"]
     return next((reason for stage, reason in STAGE_REASONS.items() if counts[stage] and stage not in _FINAL_STAGES[type_]), "")
 
 

@@ -37,6 +37,10 @@ class Phase(StrEnum):
     RELEASED = "released"
 
 
+PROCESS_ENDED: Final = "the process ended"
+"""How the reason of a replica begins that is no longer ready because its process ended."""
+
+
 class ReplicaSpec(Record, frozen=True):
     workload: str
     generation: int

@@ -184,7 +184,10 @@ def _cgroups() -> HostCheck:
 def _sandbox() -> HostCheck:
     program = shutil.which(BUBBLEWRAP)
     if program is None:
-        cure = "apt-get install bubblewrap; until then replicas run without a sandbox, and `sandbox: bwrap` is refused"
+        cure = (
+            "apt-get install bubblewrap; until then replicas run without a sandbox, and those with `sandbox: bwrap` or a "
+            "rootfs end as `not started`"
+        )
         return HostCheck("bubblewrap", "warn", "not installed", cure)
     if not can_create_sandbox(program):
         cure = "allow user namespaces (sysctl kernel.unprivileged_userns_clone=1), or run the agent as root"

@@ -46,7 +46,7 @@ def scope(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scope]:
 @pytest.mark.smoke
 def test_get_workloads_shows_the_limit_of_each(scope: Scope) -> None:
     lines = scope.output("get", "wl", "-A").splitlines()
-    assert lines[0].split() == ["TENANT", "NAME", "TYPE", "READY", "STAGES", "LIMITED", "BY", "AGE"]
+    assert lines[0].split() == ["TENANT", "NAME", "TYPE", "READY/DONE", "STAGES", "LIMITED", "BY", "AGE"]
     web = next(line for line in lines if " web " in line)
     assert "0/6" in web and "bound 4, queued 2" in web and "no_room: " in web
     assert any("over_quota: tenant/lab has too little quota left" in line for line in lines)

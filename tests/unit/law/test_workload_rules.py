@@ -92,6 +92,12 @@ def test_limit_is_earliest_stage_with_replicas() -> None:
         assert stage_reason("service", 2, [Phase(phase) for phase in phases]) == limit, phases
 
 
+def test_released_replicas_that_will_be_retried_are_not_missing() -> None:
+    assert stage_reason("service", 2, [Phase.SERVING], retriable=1) == "AwaitingRetry"
+    assert stage_reason("service", 3, [Phase.SERVING], retriable=1) == "Creating"
+    assert stage_reason("service", 1, [Phase.SERVING], retriable=1) == ""
+
+
 def test_running_job_has_no_limit_and_finished_replicas_count() -> None:
     assert stage_reason("job", 3, [Phase.RUNNING, Phase.RELEASED, Phase.FINISHED]) == ""
     assert stage_reason("job", 4, [Phase.RUNNING, Phase.RELEASED, Phase.FINISHED]) == STAGE_REASONS["admitted"]

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from remit.model.wire.api_types import AuditItem, HistoryEvent
 
 LIMIT: Final = 100
+LIMIT_MAX: Final = 1_000
+"""Maximum number of events that the server returns for one request."""
+
 POLL_MS: Final = 2_000
 
 
@@ -41,10 +44,10 @@ POLL_MS: Final = 2_000
 )
 @click.option(
     "--limit",
-    type=click.IntRange(1, 10_000),
+    type=click.IntRange(1, LIMIT_MAX),
     default=LIMIT,
     show_default=True,
-    help="Maximum number of events; the latest are kept.",
+    help="Maximum number of events; the latest are kept. With --type it counts events of that type only.",
 )
 @click.option("-w", "--watch", is_flag=True, help="Keep printing new events.")
 @click.option(
@@ -76,7 +79,10 @@ async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool,
     from remit.model.objects import encode
     from remit.world.clock import BootClock
 
-    events = filter_type(await api.account(regarding, limit=limit), type_)
+    # The server cannot filter by type: a request for only `limit` events could return none of this type.
+    page = LIMIT_MAX if type_ else limit
+    latest = await api.account(regarding, limit=page)
+    events = filter_type(latest, type_)[-limit:]
     if output == "json" and not watch:
         sys.stdout.write(json_text({"kind": "AccountList", "items": events}))
         return
@@ -84,7 +90,7 @@ async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool,
     about = not regarding or regarding.startswith("workload/")  # its events include those of its replicas
     sheet = Sheet(console(), columns(about=about), wide=output == "wide")
     if not events and not watch:
-        click.echo(f"no events recorded{f' for {regarding}' if regarding else ''}", err=True)
+        click.echo(_empty_text(regarding, type_, len(latest)), err=True)
         return
     printed: dict[tuple[str, str, str, str], int] = {}
     while True:
@@ -98,7 +104,14 @@ async def _events(api: Api, regarding: str, type_: str, limit: int, watch: bool,
         if not watch:
             return
         await clock.sleep_ms(POLL_MS)
-        events = filter_type(await api.account(regarding, limit=limit), type_)
+        events = filter_type(await api.account(regarding, limit=page), type_)[-limit:]
+
+
+def _empty_text(regarding: str, type_: str, searched: int) -> str:
+    about = f" for {regarding}" if regarding else ""
+    if not searched:
+        return f"no events recorded{about}"
+    return f"no {type_.capitalize()} event among the latest {searched:,}{about}"
 
 
 def filter_type(items: Sequence[HistoryEvent], type_: str) -> list[HistoryEvent]:
@@ -131,7 +144,7 @@ def columns(*, about: bool) -> tuple[Column, ...]:
 def row(item: HistoryEvent, wall: str, *, about: bool) -> Cells:
     from remit.cli.output.console import BAD, Cell
 
-    regarding = (item.regarding,) if about else ()
+    regarding = (item.regarding or "-",) if about else ()
     type_ = Cell(item.type, BAD if item.type == "Warning" else "")
     return (type_, item.reason, when(item, wall), item.source, *regarding, str(item.revision), item.at, item.message or "-")
 
@@ -180,10 +193,11 @@ AUDIT_LIMIT: Final = 100
 )
 @server_options()
 def audit(context: CommandContext, who: str, action: str, since: str, limit: int, output: str) -> None:
-    """Print the audit log, newest last: changes made by users, and refused requests.
+    """Print the audit log, newest last: requests of users that change something, read logs or a backup, or run commands,
+    and refused requests.
 
-    Similar refusals in a short time are one line with a count. --tenant limits the output to users of that tenant. A token
-    of a tenant sees only entries of that tenant.
+    TENANT is the tenant of the caller. Similar refusals in a short time are one line with a count. --tenant limits the output
+    to users of that tenant. A token of a tenant sees only entries of that tenant.
     """
     from remit.cli.output.console import until_broken_pipe
 

@@ -43,7 +43,10 @@ def top() -> None:
 @OUTPUT
 @server_options()
 def nodes(context: CommandContext, sort_by: str, output: str) -> None:
-    """Show the usage of each node, in percent of its capacity, and the requests placed on it."""
+    """Show the usage of each node, in percent of its capacity, and the requests placed on it.
+
+    Requests and replicas may be 3 s old.
+    """
     call_server(context, lambda api: _nodes(api, sort_by, output))
 
 
@@ -108,7 +111,7 @@ async def _replicas(api: Api, context: CommandContext, workload: str, sort_by: s
         if output == "json":
             _print_json("ReplicaTopList", items)
         elif not items:
-            click.echo(f"no running replicas{f' of workload {quoted(workload)}' if workload else ''}", err=True)
+            click.echo(f"no replica{f' of workload {quoted(workload)}' if workload else ''} has a process now", err=True)
         else:
             tenant = [Column("TENANT")] if context.all_tenants else []
             Sheet(console(), [*tenant, *columns]).show(replica_row(result, all_tenants=context.all_tenants) for result in items)

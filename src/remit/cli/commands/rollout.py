@@ -45,6 +45,9 @@ GOALS = "ready, complete, failed, delete, phase=PHASE or condition=TYPE"
 def wait(context: CommandContext, what: tuple[str, ...], goal: str, timeout: str) -> None:
     """Wait until objects reach a goal.
 
+    `ready`: a service is rolled out and ready; a job has started all replicas that may run at once. `complete` and `failed`:
+    a job has ended. `delete`: the object is deleted.
+
     Exit codes: 1 if the timeout expired or the goal can no longer be reached, with the current state; 3 if replicas could
     not be placed.
     """

@@ -55,6 +55,8 @@ def status(context: CommandContext, output: str) -> None:
 
 
 WARNING = "warning"
+ENDED = {"released": "ended"}
+"""Words of phases whose name would be misread: a released replica has ended, and its capacity is free."""
 
 
 def lines(scope_status: ScopeStatus, url: str) -> Iterator[tuple[str, str]]:
@@ -65,7 +67,7 @@ def lines(scope_status: ScopeStatus, url: str) -> Iterator[tuple[str, str]]:
     yield "leader", f"{scope_status.leader or 'unknown'}, epoch {scope_status.epoch}, revision {scope_status.revision}"
     yield "server", f"up for {format_span(scope_status.uptime_ms // 1000)}"
     yield "nodes", format_counts(scope_status.nodes)
-    yield "replicas", format_counts(scope_status.replicas)
+    yield "replicas", format_counts({ENDED.get(phase, phase): count for phase, count in scope_status.replicas.items()})
     if not scope_status.idle:
         yield "leases", "all held"
     for number, lease in enumerate(scope_status.idle):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from remit.cli.session.kind_names import ObjectRef
     from remit.cli.session.server_call import CommandContext
     from remit.client.api import Api
-    from remit.model.wire.api_types import HistoryEvent
+    from remit.model.wire.api_types import HistoryEvent, WorkloadProgressItem
 
 INDENT: Final = 14
 EVENTS_SHOWN: Final = 20
@@ -68,6 +68,8 @@ async def _show(api: Api, context: CommandContext, ref: ObjectRef) -> None:
         await _node(api, out, obj)
     _values(out, "spec", to_builtins(obj).get("spec", {}))
     status = {name: value for name, value in to_builtins(obj).get("status", {}).items() if name != "conditions"}
+    if isinstance(obj, Replica):
+        status = {"charged to" if name == "grants" else name: value for name, value in status.items()}
     _values(out, "status", status)
     _conditions(out, getattr(getattr(obj, "status", None), "conditions", ()), now)
     if isinstance(obj, Workload | Replica):
@@ -99,9 +101,9 @@ def _head(out: Console, obj: AnyObject, events: Sequence[HistoryEvent], now: str
     if owners:
         field(out, "owned by", owners)
     versions = [f"revision {meta.revision}", *([f"generation {meta.generation}"] if meta.generation else [])]
-    if events:
-        versions.append(f"last change {age(events[-1].at, now) or '?'} ago")
     field(out, "version", ", ".join(versions))
+    if events:
+        field(out, "last event", f"{age(events[-1].at, now) or '?'} ago")
     if getattr(meta, "deleting", False):
         finalizers = ", ".join(getattr(meta, "finalizers", ()))
         field(
@@ -118,7 +120,8 @@ async def _workload(api: Api, out: Console, workload: Workload) -> None:
     progress = await load_progress(api, meta.name, meta.tenant)
     if progress is not None:
         limit = format_limit(progress)
-        text = f"{progress.ready} of {progress.desired} ready; {format_stages(progress)}"
+        released = sum(replica.status.phase is Phase.RELEASED for replica in listed.items)
+        text = _progress_text(workload, progress, released)
         field(out, "progress", text, UNSURE if limit else GOOD)
         if limit:
             field(out, "limited by", limit, BAD if progress.limit.never else UNSURE)
@@ -130,6 +133,13 @@ async def _workload(api: Api, out: Console, workload: Workload) -> None:
         Sheet(out, endpoint_columns(all_tenants=False)).show(
             endpoint_row(endpoint, all_tenants=False) for endpoint in endpoints[:REPLICAS_SHOWN]
         )
+
+
+def _progress_text(workload: Workload, progress: WorkloadProgressItem, released: int) -> str:
+    """Format how many replicas are ready, or done, and the stages of all. Released replicas have ended and are in no stage."""
+    is_job = workload.spec.type == "job"
+    stages = format_stages(progress) if progress.stages else f"ended {released:,}" if released else "no replicas"
+    return f"{progress.ready} of {progress.desired} {'done' if is_job else 'ready'}; {stages}"
 
 
 async def _replicas(api: Api, out: Console, replicas: Sequence[Replica], *, all_tenants: bool) -> None:

@@ -120,7 +120,9 @@ async def _tables(api: Api, context: CommandContext, lists: Sequence[ObjectList]
         if number:
             sys.stdout.write("\n")
         await _table(api, context, result, options, prefixed=len(lists) > 1)
-    if not nonempty:
+    if not nonempty and [result.kind for result in lists] == ["Event"]:
+        click.echo("no event records found; `remit events` lists what happened", err=True)
+    elif not nonempty:
         location = (
             ""
             if context.all_tenants or not any(is_tenant_scoped(result.kind) for result in lists)

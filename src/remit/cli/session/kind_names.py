@@ -69,10 +69,15 @@ def parse_object_refs(args: Sequence[str]) -> tuple[list[str], list[ObjectRef]]:
         )
     mixed = next((arg for arg in rest if "/" in arg and not _has_composed_name(kinds[0])), None)
     if mixed is not None:
-        raise click.UsageError(
-            f"{quoted(mixed)} mixes two notations; write {escaped(first)}/NAME for all objects, or NAME for all"
-        )
+        raise click.UsageError(f"{quoted(mixed)} mixes two notations; {_notation_fix(first, mixed, kinds[0])}")
     return [], [ObjectRef(kinds[0], _require_name(arg, kinds[0])) for arg in rest]
+
+
+def _notation_fix(kind_name: str, arg: str, kind: str) -> str:
+    tenant, _, name = arg.partition("/")
+    if is_tenant_scoped(kind) and tenant.lower() not in _KIND_BY_NAME and name and "/" not in name:
+        return escaped(f"write {kind_name}/{tenant}/{name}, or {kind_name} {name} -t {tenant}")
+    return f"write {escaped(kind_name)}/NAME for all objects, or NAME for all"
 
 
 def parse_object_ref(arg: str, default: str = "") -> ObjectRef:

@@ -171,7 +171,7 @@ def parse_timeout(text: str) -> int:
 
 
 class WorkloadReady:
-    """A workload is ready: a service is rolled out and ready, a job is running or complete."""
+    """A workload is ready: a service is rolled out and ready; a job has started all replicas that may run at once."""
 
     def __init__(self, name: str, tenant: str, *, display_name: str = "", must_complete: bool = False) -> None:
         self._workload, self._tenant, self._must_complete = name, tenant, must_complete
@@ -184,6 +184,8 @@ class WorkloadReady:
             if error.status != NOT_FOUND:
                 raise
             return DELETED
+        if self._must_complete and workload.spec.type != "job":
+            return _never_ends(workload.spec.type, "complete", self.name)
         progress = await load_progress(api, self._workload, self._tenant)
         return DELETED if progress is None else workload_goal_status(workload, progress, must_complete=self._must_complete)
 
@@ -258,6 +260,12 @@ class ObjectDeleted:
         return GoalStatus(False, f"{len(remaining)} of its replicas remain" if remaining else "not deleted yet")
 
 
+def _never_ends(kind: str, outcome: str, display_name: str) -> GoalStatus:
+    """Return the failed status of waiting for the end of a service or daemon."""
+    fix = f"wait until it is ready: remit wait {display_name} --for=ready"
+    return GoalStatus(False, f"a {kind}", failed=f"it is a {kind}; only jobs can become {outcome}", fix=fix)
+
+
 class ConditionMet:
     """A condition has a given status."""
 
@@ -289,10 +297,7 @@ class ConditionMet:
             return None
         kind = workload.spec.type
         if kind != "job":
-            text = f"it is a {kind}; only jobs can become {self._type}"
-            return GoalStatus(
-                False, f"a {kind}", failed=text, fix=f"wait until it is ready: remit wait {self.name} --for=ready"
-            )
+            return _never_ends(kind, self._type.lower(), self.name)
         condition = condition_of(workload.status.conditions, opposite)
         if condition is None or condition.status != "True" or condition.observed_generation != workload.metadata.generation:
             return None
@@ -376,7 +381,8 @@ class NodeDrained:
         more_text = f" and {len(remaining) - NAMED_MAX} more" if len(remaining) > NAMED_MAX else ""
         condition = condition_of(obj.status.conditions, "Drained")
         finalizers = f"; blocked: {condition.message}" if condition is not None and condition.message else ""
-        return GoalStatus(False, f"{len(remaining)} replicas left: {', '.join(named)}{more_text}{finalizers}")
+        count_text = "1 replica" if len(remaining) == 1 else f"{len(remaining)} replicas"
+        return GoalStatus(False, f"{count_text} left: {', '.join(named)}{more_text}{finalizers}")
 
 
 def _reason_text(condition: Condition) -> str:

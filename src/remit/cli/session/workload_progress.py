@@ -21,13 +21,13 @@ NOT_FOUND: Final = "not_found"
 NO_SUCH_PATH: Final = "no_such_path"
 
 STAGES: Final = (
-    ("scheduled", (P.RESERVED, P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED)),
+    ("placed", (P.RESERVED, P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED)),
     ("bound", (P.BOUND, P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED)),
-    ("starting", (P.STARTING, P.RUNNING, P.READY, P.SERVING, P.FINISHED)),
+    ("started", (P.RUNNING, P.READY, P.SERVING, P.FINISHED)),
     ("ready", (P.READY, P.SERVING)),
     ("serving", (P.SERVING,)),
 )  # fmt: skip
-"""Stages of a replica, each with the phases that have reached it."""
+"""Stages of a replica, each with the phases that have reached it. A replica is counted in every stage that it has reached."""
 
 RUNNING_PHASES: Final = (P.RUNNING, P.READY, P.SERVING)
 
@@ -90,12 +90,12 @@ def funnel(progress: WorkloadProgressItem, kind: str) -> list[tuple[str, int]]:
     present = sum(count for name, count in progress.stages.items() if name not in (P.FINISHED.value, DONE))
     stages = [(name, count_in(progress, *phases)) for name, phases in STAGES]
     if kind == "job":
-        stages = [*stages[:3], ("running", count_in(progress, *RUNNING_PHASES, P.FINISHED)), (DONE, progress.done)]
+        stages = [*stages[:3], (DONE, progress.done)]
     return [("created", present + _finished(progress)), *stages]
 
 
 def format_funnel(stages: Sequence[tuple[str, int]]) -> str:
-    """Format a funnel as `created 6, bound 4, serving 0`. Of stages with equal counts only the furthest is shown."""
+    """Format a funnel as `created 6, started 4, serving 0`. Of stages with equal counts only the furthest is shown."""
     named = [one for one, after in zip(stages, [*stages[1:], ("", -1)], strict=True) if one[1] != after[1]]
     return ", ".join(f"{name} {count:,}" for name, count in named)
 

@@ -118,8 +118,18 @@ class NodeDrain:
 def _blockers_message(blocked: list[str], rows: list[CachedRow]) -> str:
     """Name the replicas that block the drain: those that cannot be spared, else those that have not stopped."""
     if blocked:
-        names, problem = blocked, "cannot be evicted: minAvailable of their workloads would be violated"
+        names, problem = (
+            blocked,
+            (
+                "cannot be evicted: its eviction would leave its workload with fewer than minAvailable replicas"
+                if len(blocked) == 1
+                else "cannot be evicted: their eviction would leave their workloads with fewer than minAvailable replicas"
+            ),
+        )
     else:
-        names, problem = [f"{row.obj.metadata.tenant}/{row.obj.metadata.name}" for row in rows], "have not stopped yet"
+        names, problem = (
+            [f"{row.obj.metadata.tenant}/{row.obj.metadata.name}" for row in rows],
+            "has not stopped yet" if len(rows) == 1 else "have not stopped yet",
+        )
     more = f" and {len(names) - BLOCKERS_NAMED_MAX} more" if len(names) > BLOCKERS_NAMED_MAX else ""
     return f"{', '.join(sorted(names)[:BLOCKERS_NAMED_MAX])}{more} {problem}"

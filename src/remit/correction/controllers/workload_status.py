@@ -33,7 +33,7 @@ from remit.correction.framework.loop import ReconcileTime
 from remit.law.timing import Timing
 from remit.law.workload_rules import condition_of, stage_reason
 from remit.model.claims import Delete, Refused
-from remit.model.kinds import Workload
+from remit.model.kinds import Workload, WorkloadSpec
 from remit.model.records import Phase, ReplicaStatus, result_text
 from remit.observation.watch_cache import CachedRow
 from remit.world.interfaces import Clock
@@ -196,7 +196,10 @@ class WorkloadConditions:
         current = [row for row in live if self._desired.is_current(workload, row.obj)]
         available_rows, minimum = available(workload, live), available_min(spec, desired)
         ready = sum(self._desired.is_current(workload, row.obj) for row in available_rows)
-        limit = _stage_reason(workload, placeable, current) or "NotReady"
+        retriable = sum(
+            row.obj.status.phase is Phase.RELEASED and self._desired.is_current(workload, row.obj) for row in members
+        )
+        limit = _stage_reason(workload, placeable, current, retriable) or "NotReady"
         bad = limit if sum(row.obj.status.phase not in UNPLACED_PHASES for row in current) < placeable else ""
         yield from self._update_admitted(workload, time)
         yield from self._update_debounced(
@@ -211,7 +214,7 @@ class WorkloadConditions:
                 "Available",
                 "False",
                 "TooFewReady",
-                f"fewer than {minimum} replicas are ready, the minimum that minAvailable and maxUnavailable require",
+                _too_few_ready(spec, minimum, desired),
                 time.wall,
             )
         failed = [row for row in members if row.obj.status.failures and self._desired.is_current(workload, row.obj)]
@@ -248,6 +251,16 @@ class WorkloadConditions:
             yield from update_condition(workload, "Progressing", "False", "ProgressDeadlineExceeded", message, time.wall)
 
 
+def _too_few_ready(spec: WorkloadSpec, minimum: int, desired: int) -> str:
+    """Return the message of an unavailable workload: the minimum, and the field that requires it."""
+    if spec.disruption.min_available == minimum:
+        rule = f"at least {minimum} must be available (disruption.minAvailable)"
+    else:
+        rule = f"at most {desired - minimum} may be unavailable (rollout.maxUnavailable)"
+    subject = "no replica is" if minimum == 1 else f"fewer than {minimum} of {desired} desired replicas are"
+    return f"{subject} ready; {rule}"
+
+
 def _failure_message(workload: Workload, failed: str, members: Sequence[CachedRow]) -> str:
     """Return the message of a failed job. Once written for this generation it stays, even when the failed replicas are gone."""
     known = condition_of(workload.status.conditions, "Failed")
@@ -278,8 +291,8 @@ def _last_result(status: ReplicaStatus) -> str:
     return result_text(status.result, status.reason)[:MESSAGE_CHARS_MAX] if status.result else ""
 
 
-def _stage_reason(workload: Workload, desired: int, members: Sequence[CachedRow]) -> str:
-    return stage_reason(workload.spec.type, desired, (row.obj.status.phase for row in members))
+def _stage_reason(workload: Workload, desired: int, members: Sequence[CachedRow], retriable: int = 0) -> str:
+    return stage_reason(workload.spec.type, desired, (row.obj.status.phase for row in members), retriable)
 
 
 def _no_node(workload: Workload) -> str:

@@ -55,7 +55,7 @@ TENANT: Final = KindDefinition(
     sample=sample("risk", {"quota": {"cpu": "200", "memory": "512Gi"}}),
     columns=(
         ListColumn("QUOTA", "spec.quota", fluid=True),
-        ListColumn("EMERGENCY", "spec.emergency_quota", fluid=True),
+        ListColumn("EMERGENCY QUOTA", "spec.emergency_quota", fluid=True),
         ListColumn("WEIGHT", "spec.weight", right=True),
     ),
 )

@@ -291,7 +291,7 @@ WORKLOAD: Final = KindDefinition(
     ),
     columns=(
         ListColumn("TYPE", "spec.type", least=7),
-        ListColumn("READY", right=True),
+        ListColumn("READY/DONE", right=True),
         ListColumn("STAGES", fluid=True, least=24),
         ListColumn("LIMITED BY", fluid=True, least=30),
         ListColumn("PRIORITY", "spec.priority_class", wide=True),

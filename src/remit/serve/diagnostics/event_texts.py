@@ -54,7 +54,7 @@ TRANSITION_EVENTS: Final = {
 """By transition of law/lifecycle.py. The claims of the same names use the same texts."""
 
 CLAIM_EVENTS: Final = {
-    "apply": EventText("Applied", "created or replaced", "create or replace the object"),
+    "apply": EventText("Applied", "created, or its spec was changed", "create or replace the object"),
     "delete": EventText("Deleted", "deleted, or marked for deletion", "delete the object"),
     "rollback": EventText("PolicyRolledBack", "earlier policies were published again", "roll back the policies"),
     "adopt": EventText("PolicyAdopted", "a policy revision of the parent scope was adopted", "adopt a policy revision"),

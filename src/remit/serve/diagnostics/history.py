@@ -19,7 +19,7 @@ from msgspec import Struct
 from remit.commitment.outcomes import BATCH_PREFIX, AuditEntry, BatchRecord, batch_key, decode_batch, encode_batch
 from remit.model.kinds import Workload
 from remit.model.objects import decode
-from remit.model.records import Decision, Event, Replica
+from remit.model.records import PROCESS_ENDED, Decision, Event, Replica
 from remit.model.wire.api_types import HistoryEvent
 from remit.observation.scheduler_view import SchedulerView
 from remit.proposal.explain.pending import PlacementInputs
@@ -173,6 +173,10 @@ _FAILURE_TRANSITIONS: Final = frozenset({"crash", "doubt", "distrust", "lose", "
 """Transitions that are reported as warnings."""
 
 
+_NAMED_KINDS: Final = {"mark": "node", "spawn": "workload"}
+"""Operations whose audit entries state the name of an object of this kind instead of its key."""
+
+
 class AccountChange(Struct, frozen=True, kw_only=True):
     """One line of an event watch: one event, not folded with earlier ones."""
 
@@ -321,12 +325,21 @@ def _occurrences_in_batch(row: Row, batch: BatchRecord) -> Iterator[_Occurrence]
             yield _Occurrence(row.revision, batch.at, "Warning", entry.code, _subject(entry), source, message)
         else:
             message = accepted_message(text, entry.detail)
-            kind: Literal["Normal", "Warning"] = "Warning" if verb in _FAILURE_TRANSITIONS else "Normal"
+            kind: Literal["Normal", "Warning"] = "Warning" if _is_failure(verb, entry.detail) else "Normal"
             yield _Occurrence(row.revision, batch.at, kind, text.reason, _subject(entry), source, message)
 
 
+def _is_failure(verb: str, cause: str) -> bool:
+    """Return whether an accepted transition is a failure. A service is restarted within its attempt, so the end of its process
+    appears only as the cause of `unready`.
+    """
+    return verb in _FAILURE_TRANSITIONS or (verb == "unready" and cause.startswith(PROCESS_ENDED))
+
+
 def _subject(entry: AuditEntry) -> str:
-    return f"node/{entry.subject}" if entry.did == "mark" and "/" not in entry.subject else entry.subject
+    """Return the key of the object. An entry of `spawn` states only the name of the workload, without the tenant."""
+    kind = _NAMED_KINDS.get(entry.did, "")
+    return f"{kind}/{entry.subject}" if kind and "/" not in entry.subject else entry.subject
 
 
 def _occurrences_in_record(row: Row, at: str, subjects: _SubjectFilter) -> Iterator[_Occurrence]:

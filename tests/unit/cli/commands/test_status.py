@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 
 import remit.cli.commands.status as status
 from remit.cli.main import remit
@@ -36,6 +37,12 @@ def test_scope_with_all_leases_held_exits_with_0(monkeypatch: pytest.MonkeyPatch
     assert result.exit_code == 0, result.output
     assert "scope:        local at http://127.0.0.1:7420, Remit 0.1.0\n" in result.stdout
     assert "nodes:        ready 3\nreplicas:     none\nleases:       all held\n" in result.stdout
+
+
+def test_released_replicas_are_printed_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    scope_status = replace(HEALTHY, replicas={"serving": 3, "released": 6})
+    assert "replicas:     serving 3, ended 6\n" in run_status(monkeypatch, scope_status).stdout
+    assert json.loads(run_status(monkeypatch, scope_status, "-o", "json").stdout)["replicas"]["released"] == 6
 
 
 def test_unheld_leases_are_warnings_with_one_fix_and_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

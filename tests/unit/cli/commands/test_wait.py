@@ -80,10 +80,16 @@ def test_wait_for_the_opposite_outcome_of_a_job_fails_at_once(
     assert "timed out after" in pending.stderr, "the outcome of an earlier generation must be ignored"
 
 
-def test_wait_for_failed_of_a_service_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run_wait(monkeypatch, Server(kind="service"), "workload/web", "--for=failed")
+@pytest.mark.parametrize(
+    ("goal", "outcome"), [("failed", "failed"), ("complete", "complete"), ("condition=Complete", "complete")]
+)
+def test_wait_for_the_end_of_a_service_fails_at_once(monkeypatch: pytest.MonkeyPatch, goal: str, outcome: str) -> None:
+    result = run_wait(monkeypatch, Server(kind="service"), "workload/web", f"--for={goal}")
     assert result.exit_code == 1, result.output
-    assert "only jobs can become Failed\n  wait until it is ready: remit wait workload/web --for=ready" in result.stderr
+    assert (
+        f"it is a service; only jobs can become {outcome}\n  wait until it is ready: remit wait workload/web --for=ready"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize(

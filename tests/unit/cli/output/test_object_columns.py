@@ -159,8 +159,8 @@ def workload_table(stages: dict[str, int], **options: Any) -> str:
 def test_workload_row_shows_stages_and_limit() -> None:
     text = workload_table({"queued": 2, "serving": 4}, code="no_room", detail="cpu 200m short on n1")
     assert text.splitlines() == [
-        "NAME   TYPE      READY   STAGES                LIMITED BY                      AGE",
-        "web    service     4/6   serving 4, queued 2   no_room: cpu 200m short on n1     -",
+        "NAME   TYPE      READY/DONE   STAGES                LIMITED BY                      AGE",
+        "web    service          4/6   serving 4, queued 2   no_room: cpu 200m short on n1     -",
     ]
 
 

@@ -60,6 +60,20 @@ def test_ambiguous_or_empty_references_are_usage_errors(words: list[str]) -> Non
         parse_object_refs(words)
 
 
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["workload", "small/hugeq"], "write workload/small/hugeq, or workload hugeq -t small"),
+        (["workload", "a", "node/b"], "write workload/NAME for all objects, or NAME for all"),
+        (["node", "small/n1"], "write node/NAME for all objects, or NAME for all"),
+    ],
+)
+def test_mixed_notations_are_refused_with_a_fix(words: list[str], fix: str) -> None:
+    with pytest.raises(click.UsageError) as error:
+        parse_object_refs(words)
+    assert error.value.message.endswith(fix)
+
+
 def test_shell_completion_suggests_kinds() -> None:
     completions = ShellComplete(remit, {}, "remit", "_REMIT_COMPLETE").get_completions(["get"], "wo")
     assert [item.value for item in completions] == ["workloads", "workload"]

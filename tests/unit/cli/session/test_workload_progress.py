@@ -80,7 +80,7 @@ def test_failed_job_fails_the_goal_with_its_reason() -> None:
 
 def test_funnel_stages_include_replicas_in_later_stages() -> None:
     assert funnel(progress(workload(replicas=6), P.PENDING, P.BOUND, P.STARTING, P.READY, P.SERVING), "service") == [
-        ("created", 5), ("scheduled", 4), ("bound", 4), ("starting", 3), ("ready", 2), ("serving", 1),
+        ("created", 5), ("placed", 4), ("bound", 4), ("started", 2), ("ready", 2), ("serving", 1),
     ]  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def test_funnel_of_a_job_includes_completed_replicas() -> None:
     declared = workload("job", replicas=2, completions=5)
     found = progress(declared, P.RELEASED, P.RELEASED, P.FINISHED, P.RUNNING, P.BOUND, done=3)
     assert funnel(found, "job") == [
-        ("created", 5), ("scheduled", 5), ("bound", 5), ("starting", 4), ("running", 4), ("done", 3),
+        ("created", 5), ("placed", 5), ("bound", 5), ("started", 4), ("done", 3),
     ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_funnel_shows_only_the_furthest_of_equal_stages() -> None:
     assert format_funnel(funnel(found, "service")) == "created 3, bound 2, serving 1"
     assert workload_goal_status(workload(replicas=4), found).text == "created 3, bound 2, serving 1 of 4 desired"
     assert format_funnel(funnel(progress(workload(replicas=2), P.SERVING, P.SERVING), "service")) == "serving 2"
-    assert format_funnel(funnel(progress(workload("job", replicas=1), P.RUNNING), "job")) == "running 1, done 0"
+    assert format_funnel(funnel(progress(workload("job", replicas=1), P.RUNNING), "job")) == "started 1, done 0"
 
 
 class FailingApi:

@@ -329,7 +329,7 @@ def test_drain_progress_is_reported_as_node_condition() -> None:
     watch.set_ages()
     overdue = watch.reconcile()
     assert condition_reasons(overdue) == {"Drained": ("False", "DeadlinePassed")}
-    assert "t1/w-0, t1/w-1, t1/w-2 cannot be evicted" in str(overdue)
+    assert "t1/w-0, t1/w-1, t1/w-2 cannot be evicted: their eviction would leave" in str(overdue)
     watch.table.write(drop=[f"replica/t1/w-{n}" for n in range(3)])
     assert condition_reasons(watch.reconcile()) == {"Drained": ("True", "Empty")}
 

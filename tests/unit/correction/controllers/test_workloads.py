@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -14,7 +15,7 @@ from remit.correction.controllers.workloads import WorkloadController
 from remit.correction.framework.actions import Action
 from remit.law.workload_rules import condition_of
 from remit.model.claims import Accepted, Code, Refused, Spawn
-from remit.model.kinds import NodeHealth, Placement, Rollout, Workload
+from remit.model.kinds import Disruption, NodeHealth, Placement, Rollout, Workload
 from remit.model.records import Phase, Replica
 from remit.model.resources import Duration
 from tests.unit.correction.controller_fixture import (
@@ -288,6 +289,23 @@ def test_service_conditions_progress_from_admitted_to_rolled_out() -> None:
     assert table.reconcile(workloads, KEY) == []
     assert {condition.observed_generation for condition in declared.status.conditions} == {1}
     assert all(condition.last_transition for condition in declared.status.conditions)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "unavailable", "available", "message"),
+    [
+        (2, 0, 0, "fewer than 2 of 2 desired replicas are ready; at most 0 may be unavailable (rollout.maxUnavailable)"),
+        (1, 0, 0, "no replica is ready; at most 0 may be unavailable (rollout.maxUnavailable)"),
+        (3, 2, 2, "fewer than 2 of 3 desired replicas are ready; at least 2 must be available (disruption.minAvailable)"),
+    ],
+)
+def test_unavailable_service_states_the_rule_that_requires_more_ready_replicas(
+    replicas: int, unavailable: int, available: int, message: str
+) -> None:
+    declared, first = work("w", replicas)
+    rules = replace(declared.spec, rollout=Rollout(max_unavailable=unavailable), disruption=Disruption(min_available=available))
+    table = ControllerBench(replace(declared, spec=rules), first)
+    assert message in str(table.reconcile(controller(table), KEY))
 
 
 def test_negative_condition_is_reported_after_debounce_with_reason() -> None:

@@ -10,7 +10,7 @@ import msgspec
 from remit.commitment.outcomes import AuditEntry, BatchRecord, batch_key, encode_batch
 from remit.model.metadata import RecordMetadata
 from remit.model.objects import encode, key
-from remit.model.records import Decision, DecisionSpec, Event, EventSpec
+from remit.model.records import PROCESS_ENDED, Decision, DecisionSpec, Event, EventSpec
 from remit.model.wire.api_types import HistoryEvent
 from remit.serve.diagnostics.history import list_events, watch_events
 from remit.store.chain import encode_head
@@ -110,6 +110,25 @@ def test_failed_attempt_is_warning_event() -> None:
         ("Warning", "exit 7"),
         ("Normal", "ok"),
     ]
+
+
+def test_end_of_a_process_is_warning_event_although_it_is_restarted() -> None:
+    async def history() -> list[HistoryEvent]:
+        scope, unready = Scope(), entry("move unready", "replica/t1/web-0")
+        await scope.commit(msgspec.structs.replace(unready, detail=f"{PROCESS_ENDED} (exit 3) and is restarted"))
+        await scope.commit(msgspec.structs.replace(unready, detail="GET / returned 503"))
+        return await scope.history()
+
+    assert [(one.reason, one.type) for one in asyncio.run(history())] == [("NotReady", "Warning"), ("NotReady", "Normal")]
+
+
+def test_created_replicas_are_events_of_a_workload() -> None:
+    async def history() -> list[HistoryEvent]:
+        scope = Scope()
+        await scope.commit(entry("spawn", "sums"), entry("mark", "n1"))
+        return await scope.history()
+
+    assert [one.regarding for one in asyncio.run(history())] == ["workload/sums", "node/n1"]
 
 
 def test_repeated_events_are_folded_with_count_and_first_time() -> None:
