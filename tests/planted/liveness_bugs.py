@@ -139,7 +139,7 @@ def waiting_replicas_are_not_retried_by_time(patch: pytest.MonkeyPatch) -> None:
 @bug(22, 23, scenario="unplaceable", expects=("pending_replicas_have_a_reason",))
 def late_members_get_no_waiting_reason(patch: pytest.MonkeyPatch) -> None:
     """The waiting reason is recorded for tried replicas, but not for those that join the queue later."""
-    patch.setattr(Cycle, "_pending_records", lambda self, now_ms: ())
+    patch.setattr(Cycle, "_pending_records", lambda self, proposal, now_ms: ())
 
 
 @bug(26, scenario="full-house", expects=("decision_counts_are_consistent",))
