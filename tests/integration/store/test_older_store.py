@@ -26,10 +26,15 @@ EMPTY = {"/v1/grants", "/v1/peers", "/v1/summaries"}
 """Kinds of objects between scopes, of which that scope had none."""
 
 
+def extract(name: str, directory: Path) -> None:
+    """Extract a kept directory without its admin token, which expires: a server makes a new one if it finds none."""
+    with tarfile.open(DATA / name) as archive:
+        archive.extractall(directory, [member for member in archive if Path(member.name).name != "token"])
+
+
 @pytest.mark.smoke
 def test_store_of_an_earlier_revision_opens_and_takes_writes(tmp_path: Path) -> None:
-    with tarfile.open(DATA / "server-0.1.0.tar.gz") as archive:
-        archive.extractall(tmp_path)
+    extract("server-0.1.0.tar.gz", tmp_path)
     with Server(tmp_path / "server") as server:
         server.until_ready()
         stored = server.must("GET", "/v1/tenants/shop/workloads")["items"]
@@ -57,8 +62,7 @@ def test_store_of_an_earlier_revision_opens_and_takes_writes(tmp_path: Path) -> 
 def kinds_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, dict[str, list[Any]]]]:
     """A server on the directory with every kind, and the lists that the earlier revision answered."""
     directory = tmp_path_factory.mktemp("older")
-    with tarfile.open(DATA / "server-0.1.0-kinds.tar.xz") as archive:
-        archive.extractall(directory)
+    extract("server-0.1.0-kinds.tar.xz", directory)
     listed = json.loads((directory / "server-kinds" / "objects.json").read_text())
     with Server(directory / "server-kinds") as server:
         server.until_ready()
@@ -82,12 +86,18 @@ def test_every_object_of_an_earlier_revision_is_served_with_all_its_values(
     assert {path for path, items in listed.items() if not items} == EMPTY
     assert {f"/v1/{definition.plural}" for definition in OLDER_KINDS} <= set(listed) - EMPTY
     for path, items in listed.items():
-        assert missing(items, server.must("GET", path)["items"], path) == []
+        served = server.must("GET", path)["items"]
+        if path == "/v1/tokens":  # without the new admin token, see `extract`
+            kept = {item["metadata"]["name"] for item in items}
+            served = [item for item in served if item["metadata"]["name"] in kept]
+        assert missing(items, served, path) == []
 
 
 def test_declared_objects_of_an_earlier_revision_take_a_label(kinds_server: tuple[Server, dict[str, list[Any]]]) -> None:
     server, listed = kinds_server
     for definition in OLDER_KINDS:
+        if definition.kind == "Override":  # its term has ended since, and an ended override is only deleted
+            continue
         item = listed[f"/v1/{definition.plural}"][0]
         tenant = f"/tenants/{item['metadata']['tenant']}" if definition.tenanted else ""
         path = f"/v1{tenant}/{definition.plural}/{item['metadata']['name']}"
