@@ -94,7 +94,7 @@ def asserts(node: ast.AST) -> bool:
 def is_constant(test: ast.expr) -> bool:
     """Whether the value of an assertion is known without running any code: it consists of literals and names of builtins."""
     if isinstance(test, ast.Tuple):
-        return bool(test.elts)  # it is true, whatever it contains
+        return bool(test.elts)  # a tuple with items is always true
     nodes = list(ast.walk(test))
     return not any(
         isinstance(node, ast.Call | ast.Await) or (isinstance(node, ast.Name) and node.id not in BUILTINS) for node in nodes
